@@ -1,6 +1,8 @@
 # The two commands: `make demo` and `make test`. PYTHON=python3.12 picks the interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
+# One process more than there are cores: tests that wait for another process leave one free.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 .PHONY: demo test check format docs
 
@@ -14,7 +16,7 @@ test: .venv/installed-test
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	@$(BIN)/pyright > .venv/types.log 2>&1 & types=$$!; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto $(WHICH); tests=$$?; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) $(WHICH); tests=$$?; \
 	wait $$types; failed=$$?; cat .venv/types.log; \
 	exit $$((tests ? tests : failed))
 

@@ -614,8 +614,8 @@ MUTANTS = (
     mutant(
         "embedding without its factor",
         at("models"),
-        "self.tokens(tokens) * math.sqrt(self.model_dim)",
-        "self.tokens(tokens)",
+        "embedded = embedded * math.sqrt(self.model_dim)",
+        "pass",
     ),
     mutant(
         "wavelengths of sinusoids",
@@ -711,8 +711,26 @@ MUTANTS = (
     mutant(
         "parts: cross-attention starts as self-attention",
         at("models/test_initialization.py"),
-        "init if init.cross or attention is not block.cross_attention else InitSpec()",
+        "init if init.cross or attention is not block.cross_attention else usual",
         "init",
+    ),
+    mutant(
+        "gpt2: outputs start as large as other matrices",
+        at("models/test_initialization.py"),
+        "std=std / math.sqrt(branches)",
+        "std=std",
+    ),
+    mutant(
+        "a rule draws without the gains of a preset",
+        at("models/test_initialization.py"),
+        "part.weight.mul_(gain / usual)",
+        "pass",
+    ),
+    mutant(
+        "random windows are those of the first epoch",
+        at("tasks/test_causal_lm.py"),
+        "default_rng((self._seed or 0, epoch, 1))",
+        "default_rng((self._seed or 0, 0, 1))",
     ),
     mutant(
         "parts: norms of branches start at one",
@@ -778,8 +796,8 @@ MUTANTS = (
     mutant(
         "heads: the second matrix starts as the first",
         at("models/test_initialization.py"),
-        "xavier(block.feed_forward.outer, init.outer)",
-        "xavier(block.feed_forward.outer, init.ff)",
+        "draw(block.feed_forward.outer, init.outer,",
+        "draw(block.feed_forward.outer, init.ff,",
     ),
     mutant(
         "padding is predicted",
@@ -1384,12 +1402,6 @@ MUTANTS = (
         at("test_ddp.py"),
         "zero = zero + parameter.flatten()[:0].sum()",
         "pass",
-    ),
-    mutant(
-        "every layer adds the first table of positions",
-        at("models/test_reference.py"),
-        "self.layer_tables[layer - 1](places)",
-        "self.layer_tables[0](places)",
     ),
     # Identity and provenance.
     mutant(

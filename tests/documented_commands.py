@@ -89,7 +89,7 @@ SEEN = {
     "ablate fit --config ablations/base/iwslt14.yaml --model.block.preset post_ln --again": FIT,
     "ablate test --run fit/RUN": Seen("test/bleu"),
     'echo "vielen dank ." | ablate translate --run fit/RUN': Seen(r"\A[^\n]+\n"),
-    "ablate fit --config ablations/base/tinyshakespeare.yaml": FIT,
+    "ablate fit --config ablations/base/nanogpt_shakespeare.yaml": FIT,
     'ablate generate --run fit/RUN --prompt "ROMEO:" --tokens 50 --top-p 0.9': TEXT,
     "ablate show fit/RUN": Seen(r"^run +experiments/fit/runs/.*command +lightning_app fit"),
     "ablate diff fit/RUN fit/OTHER": Seen(r"data\.name +tinyshakespeare +iwslt14.*val/nll"),

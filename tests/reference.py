@@ -1105,7 +1105,7 @@ def embed(parameters: Parameters, tokens: Tokens, positions: str) -> Array:
             return embedded + sinusoids(length, dim)
         case "learned":
             return embedded + parameters["embedding.position_table.weight"][:length]
-        case "rope" | "relative" | "relative_untied" | "learned_per_layer" | "before each step":
+        case "rope" | "relative" | "relative_untied" | "before each step":
             return embedded
         case other:
             raise ValueError(other)
@@ -1118,10 +1118,7 @@ def run_stack(stack: Stack, x: Array) -> Array:
 
 
 def run_layers(stack: Stack, x: Array) -> Iterator[tuple[Array, Array]]:
-    """Yield x and ResiDual's total r after each layer.
-
-    Al-Rfou et al. 2019 (1808.04444) add a learned table of positions before every layer.
-    """
+    """Yield x and ResiDual's total r after each layer."""
     parameters, reference = stack.parameters, stack.reference
     if reference.first == "norm":
         x = norm(parameters, f"{stack.side}.input_norm", x)
@@ -1134,9 +1131,6 @@ def run_layers(stack: Stack, x: Array) -> Iterator[tuple[Array, Array]]:
         yield reference.steps(stack, x), np.asarray(stack.total)
         return
     for n in range(1, stack.depth + 1):
-        if stack.sizes.positions == "learned_per_layer":
-            table = parameters[f"{stack.side}.layer_tables.{n - 1}.weight"]
-            x, stack.total = x + table[: x.shape[1]], stack.total + table[: x.shape[1]]
         x = reference.layer(Layer(stack, n), x)
         yield x, np.asarray(stack.total)
 

@@ -50,7 +50,7 @@ def small_data(tree: dict[str, Any], folder: Path) -> dict[str, Any]:
     return common | {"name": "synthetic"}
 
 
-@pytest.mark.in_turn(15)
+@pytest.mark.in_turn(40)
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 def test_a_grid_has_the_cells_that_it_states_and_the_first_one_trains(
     path: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory

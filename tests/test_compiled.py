@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from lightning_app.training.module import GRAPHS, compile_blocks
+from tests import tiny
 
 LENGTHS = """
 import json, sys, torch
@@ -94,13 +98,13 @@ def run(program: str, *arguments: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.dear("it compiles nine layers for six lengths")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "fewest", "most"),
     [
         # A block of either side, and some for lengths or padding that a first batch does not show.
         *(
-            pytest.param(block, 2, 4, marks=pytest.mark.slow)
+            (block, 2, 4)
             for block in (
                 {"preset": "pre_ln"},
                 {"preset": "deepnorm"},
@@ -119,6 +123,20 @@ def test_other_lengths_compile_nothing_again(block: dict[str, Any], fewest: int,
     assert counts[2:] == [counts[-1]] * (len(counts) - 2)
     assert found["same"]
     assert found["worst"] < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")  # of torch
+def test_each_block_may_have_graphs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch counts those of all blocks together, and by default allows eight."""
+    limits: Any = torch.compiler.config
+    names = ("recompile_limit", "accumulated_recompile_limit")
+    for name in (*names, "fail_on_recompile_limit_hit"):
+        monkeypatch.setattr(limits, name, getattr(limits, name))
+    before = {name: getattr(limits, name) for name in names}
+    compile_blocks(tiny.translator("denseformer", encoder_depth=5, decoder_depth=4))
+    for name in names:
+        assert getattr(limits, name) >= before[name] + 9 * GRAPHS
+    assert limits.fail_on_recompile_limit_hit
 
 
 @pytest.mark.slow

@@ -254,7 +254,7 @@ def test_what_only_some_cases_report(runs: Path) -> None:
     assert len(set(one["train/aux/ponder"])) == 5
 
 
-@pytest.mark.dear("the second rank starts cold, as Lightning starts it")
+@pytest.mark.slow
 def test_translation_and_predictions(tmp_path: Path, cache: str) -> None:
     """Lightning launches the second rank, in float32 as users train; both runs predict alike.
 

@@ -30,6 +30,7 @@ def fit(tree: dict[str, Any], folder: Path, **fields: Any) -> tuple[list[dict[st
     return rows, json.loads((run / "result.json").read_text())
 
 
+@pytest.mark.slow
 def test_two_ranks_give_what_one_gives(tmp_path: Path, tree: dict[str, Any]) -> None:
     """Every step, and the scores of every pair once; 3 epochs, so that pairs are drawn again."""
     settings: dict[str, Any] = {"trainer__precision": "64-true", "trainer__max_steps": 12}

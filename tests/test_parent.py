@@ -27,6 +27,7 @@ from tests.records import reseal
 from tests.tables import changed
 from tests.tables import fitted as fit
 
+pytestmark = pytest.mark.xdist_group("parents")  # what they share is made once
 ARCHITECTURE = {"positions": "learned", "max_positions": 24, "embedding_norm": "layer_norm"}
 
 

@@ -54,6 +54,7 @@ def edit(package: Path, old: str, new: str, name: str = "blocks/norm.py") -> str
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+@pytest.mark.in_turn(3)
 def test_digest_of_this_package_is_the_same_under_other_pythons(version: str) -> None:
     beside = sorted(Path(sys.base_prefix).parent.glob(f"{version}*/bin/python"))
     other = next((path for path in beside if path.exists()), None)

@@ -97,6 +97,7 @@ def test_two_ranks_give_the_metric_of_one_exactly(tmp_path: Path, name: str) -> 
     assert single["unigram_entropy"] == pytest.approx(np.mean(entropy))
 
 
+@pytest.mark.slow
 def test_an_answer_is_learned_and_predicted(tmp_path: Path) -> None:
     root = questions.write_squad(tmp_path / "files", "squad2", train=0, dev=150)
     tree = questions.answering(root, "squad2")

@@ -105,7 +105,7 @@ assert not Path("experiments").exists()
     )
 
 
-@pytest.mark.dear("two processes start cold, and a corpus is prepared")
+@pytest.mark.slow
 # Over 5 s: three processes start cold.
 def test_plan_and_blocks_need_torch_alone_and_status_not_even_that(tmp_path: Path) -> None:
     run(

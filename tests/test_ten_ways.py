@@ -17,7 +17,7 @@ from lightning_app import run_grid
 from lightning_app.plugins import loaded, unload
 from tests.small import tiny_config, write_corpus
 
-pytestmark = pytest.mark.xdist_group("ten_ways")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ten_ways")]
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 PRESET = "model.block.preset"

@@ -76,7 +76,6 @@ def _check_whole(least: int, **values: int | None) -> None:
 
 
 def _check_peer(cross: bool, peer_depth: int) -> None:
-    """Refuse a cross-attention without the depth of the stack that it reads."""
     with _one_line():
         check_spec(cross, bool, "cross")
         check_spec(peer_depth, int, "peer_depth")
@@ -502,8 +501,7 @@ class _Stacked(nn.Module):
             with _one_line():
                 order.check()
                 order.check_stack(spec)
-            inside = order.placing(spec) is not None or bool(order.layer_tables(depth))
-            if not inside and spec.step_signal == "none":
+            if order.placing(spec) is None and spec.step_signal == "none":
                 raise UserError(
                     f"positions {positions}: are added to the embedding, which is yours; add to x"
                 )

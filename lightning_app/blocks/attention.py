@@ -365,7 +365,8 @@ def project(u: States, num_heads: int, *projections: nn.Module) -> list[Heads]:
     """
     full = [layer for layer in projections if isinstance(layer, Linear)]
     weight = torch.cat([layer.matrix for layer in full])
-    bias = torch.cat([layer.bias for layer in full])
+    biased = all(layer.bias is not None for layer in full)
+    bias = torch.cat([layer.bias for layer in full]) if biased else None
     parts = iter(_split_heads(linear(u, weight, bias), len(full), num_heads))
     return [
         next(parts) if isinstance(layer, Linear) else split_heads(layer(u), num_heads)

@@ -162,10 +162,10 @@ class PlainRMSNorm(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.shape = (dim,)
+        self.shape, self.eps = (dim,), EPSILON
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.rms_norm(x, self.shape, eps=EPSILON)
+        return nn.functional.rms_norm(x, self.shape, eps=self.eps)
 
 
 @NORM_KINDS.register("l2")

@@ -29,11 +29,6 @@ class Places(NamedTuple):
         places = torch.arange(length, device=device)
         return cls(places, places[None], start=0)
 
-    @property
-    def absolute(self) -> Int[Tensor, "*batch #token"]:
-        """The rows of a position table for the newest tokens. Distances need only `newest`."""
-        return self.newest if self.in_document is None else self.in_document
-
 
 def within_documents(documents: Int[Tensor, "batch token"]) -> Int[Tensor, "batch token"]:
     """Return the positions of tokens within their documents, from 0.

@@ -489,7 +489,6 @@ def _step_notes(spec: StackSpec) -> list[str]:
 
 
 def _memory_notes(spec: StackSpec) -> list[str]:
-    """Return what the layers read from earlier segments."""
     if spec.memory is None:
         return []
     length, evaluation = spec.memory.lengths

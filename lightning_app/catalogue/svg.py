@@ -309,7 +309,6 @@ class Column:
         """The start and the name of each carried line in the current frame."""
 
     def _notes(self) -> list[str]:
-        """Return the notes below the stack; they name layers if the layers differ."""
         several = len(self.drawing.runs) > 1
         notes = list(self.drawing.notes)
         for run in self.drawing.runs:
@@ -356,7 +355,6 @@ class Column:
         return y + RADIUS
 
     def _part(self, x: float, y: float, part: Part) -> float:
-        """Draw a norm or a gain from `y` up, and return its top."""
         width, height = part_size(part)
         kind, radius = ("norm", 4) if isinstance(part, NormPart) else ("gain", 10)
         self.sheet.box(x - width / 2, y, (width, height), kind, radius)
@@ -601,7 +599,6 @@ def _run(run: LayerRun, width: int, *, dual: bool) -> list[str]:
 
 
 def _second_stream(row: Piece) -> None:
-    """Draw the second stream above `row`; every branch joins it."""
     top = min(row.lines) - 1
     row.put(top, 0, "r " + "-" * (row.width - 6) + "--> r'")
     for tap in row.taps:

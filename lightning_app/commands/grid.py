@@ -134,7 +134,6 @@ _WORDS = {
 
 
 def _stale_lines(stale: Mapping[str, Groups]) -> Iterator[str]:
-    """One line per kind of stale cell."""
     for kind, runs in stale.items():
         total, names = sum(map(len, runs.values())), some(runs)
         cells = "1 finished cell" if total == 1 else f"{total} finished cells"

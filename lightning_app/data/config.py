@@ -157,9 +157,10 @@ class DataConfig:
     document_separator: str = ""
     """The line between two documents, by default a blank line (for text in causal_lm, and in
     masked_lm if next sentences are predicted)."""
-    order: Literal["shuffled", "streams"] = "shuffled"
-    """shuffled: windows in random order, each a separate text; streams: the text is cut into as
-    many contiguous streams as a batch has windows, and each batch continues the previous one
+    order: Literal["shuffled", "random", "streams"] = "shuffled"
+    """shuffled: windows in random order, each a separate text; random: in training as many windows
+    at random places, drawn anew in every epoch (nanoGPT; causal_lm); streams: the text is cut into
+    as many contiguous streams as a batch has windows, and each batch continues the previous one
     (causal_lm); needed for model.block.memory."""
     evaluation_streams: int = 1
     """The number of streams that an evaluation reads in parallel, each from an empty memory; the
@@ -370,10 +371,10 @@ class DataConfig:
             return
         if not TASKS[self.task].running_text:
             raise UserError(
-                f"data.order is 'streams': data.task '{self.task}' reads no running text, so "
+                f"data.order is '{self.order}': data.task '{self.task}' reads no running text, so "
                 f"it must be 'shuffled'"
             )
-        if self.evaluation_stride is not None:
+        if self.order == "streams" and self.evaluation_stride is not None:
             raise UserError(
                 f"data.evaluation_stride is {self.evaluation_stride}: windows of data.order "
                 f"'streams' follow one another, so it must be null"

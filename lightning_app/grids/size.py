@@ -16,7 +16,6 @@ from lightning_app.data.sources import resolved_data
 from lightning_app.grids.plan import Grid
 from lightning_app.grids.plan_checks import devices_of, most_read
 from lightning_app.grids.slots import default_workers
-from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.initialization import without_values
 from lightning_app.models.loss import ObjectiveConfig
@@ -67,12 +66,8 @@ def _model(
     objective: ObjectiveConfig,
     vocab_size: int,
 ) -> nn.Module:
-    def build() -> nn.Module:
-        model = build_task(objective).build_model(architecture, block, vocab_size)
-        add_heads(model, objective.auxiliary())
-        return model
-
-    return without_values(build)
+    task = build_task(objective)
+    return without_values(lambda: task.built(architecture, block, vocab_size))
 
 
 @cache

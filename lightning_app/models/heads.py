@@ -1,7 +1,7 @@
 """The kinds of model: encoder-decoder, encoder with a head for masked tokens, decoder only."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lightning_app.blocks.block import Sizes
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.feed_forward import ACTIVATIONS, Activation
+from lightning_app.blocks.linear import Linear
 from lightning_app.blocks.masks import causal_mask, document_mask, full_mask, mask_of, padding_mask
 from lightning_app.blocks.memory import (
     LayerCache,
@@ -20,13 +21,14 @@ from lightning_app.blocks.memory import (
     empty_memory,
     segment_mask,
 )
-from lightning_app.blocks.norm import NORM_KINDS, Norm
+from lightning_app.blocks.norm import EPSILON, NORM_KINDS, Norm, PlainRMSNorm
 from lightning_app.blocks.placed import Places, within_documents
 from lightning_app.blocks.stack import Stack, StackSpec
+from lightning_app.blocks.steps import Halting
 from lightning_app.blocks.streams import Stream
 from lightning_app.models.auxiliary_heads import AuxiliaryHeads
 from lightning_app.models.encoder_heads import MaskedLanguageModel
-from lightning_app.models.initialization import initialize
+from lightning_app.models.initialization import INITIALS, initial_values, initialize
 from lightning_app.models.positions import (
     POSITIONS,
     Embedding,
@@ -157,10 +159,9 @@ class ArchitectureConfig:
     activation_slope: float = 0.01
     """Slope of leaky_relu below zero; only for leaky_relu."""
     positions: str = "sinusoidal"
-    """A name of `POSITIONS`. sinusoidal or learned: added to the embedding; learned_per_layer: a
-    learned table before every layer; rope: rotations inside self-attention; relative:
-    Transformer-XL's term of the scores, with biases u and v shared by the layers of a stack,
-    or separate per layer in relative_untied."""
+    """A name of `POSITIONS`. sinusoidal or learned: added to the embedding; rope:
+    rotations inside self-attention; relative: Transformer-XL's term of the scores, with biases u
+    and v shared by the layers of a stack, or separate per layer in relative_untied."""
     max_positions: int = 1024
     """Length of a learned table; only for learned positions."""
     clamp_length: int | None = None
@@ -177,6 +178,18 @@ class ArchitectureConfig:
     """false: the output layer has a table of its own, which starts like that of the input; null or
     true: they share one. Only labels, as in glue and squad, have no such layer."""
 
+    embedding_scale: Literal["sqrt_dim", "none"] = "sqrt_dim"
+    """The factor on the embedding of a token before positions are added: sqrt(model_dim) (Vaswani
+    et al. 2017), or none (GPT, BERT)."""
+    bias: bool = True
+    """Whether linear layers, but the halting unit, and layer norms have biases."""
+    norm_eps: float = EPSILON
+    """eps of layer and RMS norms."""
+    initial: str = "xavier"
+    """A name of `INITIALS`, the rule of initial values: xavier (fairseq), normal (BERT), or gpt2
+    (normal, output matrices smaller by the square root of the number of branches)."""
+    initial_std: float = 0.02
+    """The standard deviation of rules other than xavier."""
     seeding: Literal["order", "name"] = "order"
     """How initial values are drawn. order: one after the other, so that values after an additional
     or a missing matrix are others; name: from the seed and the name of each part, so that parts of
@@ -205,6 +218,15 @@ class ArchitectureConfig:
             raise ValueError(f"activation_slope {self.activation_slope}: must be a finite number")
         _ = ACTIVATIONS[self.activation]
         NORM_KINDS.require(self.embedding_norm, "model.architecture.embedding_norm")
+        INITIALS.require(self.initial, "model.architecture.initial")
+        for name in ("norm_eps", "initial_std"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} {getattr(self, name)}: must be a number above 0")
+        if self.initial == "xavier" and self.initial_std != 0.02:
+            raise ValueError(
+                f"initial_std {self.initial_std} with initial xavier, whose sizes follow from the "
+                "matrices; take another initial, or leave it out"
+            )
         self.order().check()
         if self.embedding_norm != "none" and self.kind != "encoder":
             raise ValueError(
@@ -224,6 +246,18 @@ class ArchitectureConfig:
             dropout=self.dropout,
             attention_dropout=self.attention_dropout,
         )
+
+    def built(self, build: Callable[[], nn.Module]) -> nn.Module:
+        """Return the model that `build` returns, with these initial values, biases and norms."""
+        with initial_values(self.initial, self.initial_std, by_name=self.seeding == "name"):
+            model = build()
+        keep = {module.unit for module in model.modules() if isinstance(module, Halting)}
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm | PlainRMSNorm):
+                module.eps = self.norm_eps
+            if not self.bias and isinstance(module, nn.LayerNorm | Linear) and module not in keep:
+                module.register_parameter("bias", None)
+        return model
 
     @property
     def predicting(self) -> str:
@@ -436,6 +470,7 @@ def embedding_of(
         logit_cap=architecture.logit_cap,
         unit=any(block.unit_matrices for spec in stacks.values() for block in spec.blocks),
         adds_positions={spec.step_signal for spec in stacks.values()} == {"none"},
+        scaled=architecture.embedding_scale == "sqrt_dim",
     )
 
 

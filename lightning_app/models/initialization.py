@@ -1,8 +1,9 @@
 """Every initial value, the pass that initialises Admin's skips, and parameter counts."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -18,14 +19,14 @@ from lightning_app.blocks.linear import SpectralLinear
 from lightning_app.blocks.norm import LearnedScalars
 from lightning_app.blocks.residual import LearnedGain, Residual
 from lightning_app.blocks.steps import Halting
+from lightning_app.core.registry import Registry
 from lightning_app.models.positions import (
     Embedding,
-    LearnedLayerTable,
     LearnedTable,
     OutputTable,
     SegmentTable,
 )
-from lightning_app.models.stack import stacks
+from lightning_app.models.stack import BlockStack, stacks
 
 _DRAWS = (torch.Tensor.normal_, torch.Tensor.uniform_)
 
@@ -53,22 +54,50 @@ def count_parameters(build: Callable[[], nn.Module]) -> int:
     return sum(parameter.numel() for parameter in without_values(build).parameters())
 
 
-_by_name = ContextVar("_by_name", default=False)
+Initial = Callable[[Tensor, float, int], Any]
+"""Draws a matrix or a table with a standard deviation; the number is that of the branches which the
+stack of an output matrix sums, and 1 for all others."""
+INITIALS: Registry[Initial] = Registry("model.architecture.initial")
+"""The rules by name; `INITIALS.register` is the decorator that adds one."""
+
+
+@INITIALS.register("xavier")
+def xavier(weight: Tensor, std: float, branches: int) -> None:
+    """The table of `initialize`: fairseq's rule, with the gains of the preset."""
+    nn.init.xavier_uniform_(weight)
+
+
+@INITIALS.register("normal")
+def normal(weight: Tensor, std: float, branches: int) -> None:
+    """``N(0, std^2)``, as in GPT and in BERT by Hugging Face."""
+    nn.init.normal_(weight, std=std)
+
+
+@INITIALS.register("gpt2")
+def gpt2(weight: Tensor, std: float, branches: int) -> None:
+    """``N(0, std^2)``, output matrices with ``std / sqrt(branches)`` (Radford et al. 2019)."""
+    nn.init.normal_(weight, std=std / math.sqrt(branches))
+
+
+_drawing: ContextVar[tuple[Initial, float, bool]] = ContextVar(
+    "_drawing", default=(xavier, 0.0, False)
+)
 
 
 @contextmanager
-def seeded_by_name() -> Iterator[None]:
-    """Let `initialize` draw the values of each module from the seed of torch and its name.
+def initial_values(kind: str, std: float = 0.0, *, by_name: bool = False) -> Iterator[None]:
+    """Let `initialize` draw by a rule of `INITIALS`, and perhaps each module by its name.
 
-    Parts that two variants share then start equal, whatever else the variants have. Numbers drawn
+    With `by_name` the values of a module depend on the seed of torch and its name, so that parts
+    that two variants share start equal, whatever else the variants have. Numbers drawn
     afterwards are those without any draw in this context.
     """
-    before = _by_name.set(True)
+    before = _drawing.set((INITIALS[kind], std, by_name))
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]) if by_name else nullcontext():
             yield
     finally:
-        _by_name.reset(before)
+        _drawing.reset(before)
 
 
 Seeded = Callable[[nn.Module], None]
@@ -76,7 +105,8 @@ Seeded = Callable[[nn.Module], None]
 
 
 def _seeds(model: nn.Module) -> Seeded:
-    if not _by_name.get():
+    *_, by_name = _drawing.get()
+    if not by_name:
         return lambda module: None
     start, names = torch.initial_seed(), {each: name for name, each in model.named_modules()}
 
@@ -115,6 +145,8 @@ def initialize(model: nn.Module) -> None:
     learned scalars                       their own values (`LearnedScalars.reset`)
     ====================================  =====================================================
 
+    By a rule other than ``xavier`` all matrices and tables are drawn by `Initial`, those of a block
+    times the ratio of the preset's gain to that of `pre_ln`, the embedding times that of the stack.
     With ``unit_matrices`` rows of matrices of blocks and of the embedding then get length 1.
     Parts with ``drawn_last = True`` are drawn after all others, so that what a variant shares with
     others starts equal.
@@ -126,9 +158,15 @@ def initialize(model: nn.Module) -> None:
         if module not in last:
             _set(module, seed)
     # After the loop: these override the general rule.
+    branches = {
+        block: stack.spec.depth * (2 if block.cross_attention is None else 3)
+        for stack in model.modules()
+        if isinstance(stack, BlockStack)
+        for _, block in stack.layers
+    }
     for module in model.modules():
         if isinstance(module, Block):
-            initialize_block(module, module.spec.init, seed)
+            initialize_block(module, module.spec.init, seed, branches.get(module, 1))
         elif isinstance(module, Halting):
             nn.init.constant_(module.unit.bias, module.spec.bias)
     for module in last:
@@ -144,19 +182,19 @@ def initialize(model: nn.Module) -> None:
 def _set(module: nn.Module, seed: Seeded) -> None:
     """Set the parameters that `module` holds itself by the general rule."""
     seed(module)
+    rule, std, _ = _drawing.get()
     match module:
         case nn.Linear():
-            nn.init.xavier_uniform_(module.weight)
+            rule(module.weight, std, 1)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         case Embedding():
-            std = module.spec.gain * module.model_dim**-0.5
-            nn.init.normal_(module.tokens.weight, std=std)
+            _draw_table(module.tokens.weight, module.model_dim**-0.5, module.spec.gain)
             module.tokens.weight[module.tokens.padding_idx] = 0.0
         case OutputTable():
-            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
-        case LearnedTable() | LearnedLayerTable() | SegmentTable():
-            nn.init.normal_(module.weight, std=0.02)
+            _draw_table(module.weight, module.weight.shape[1] ** -0.5)
+        case LearnedTable() | SegmentTable():
+            _draw_table(module.weight, 0.02)
         case nn.LayerNorm():
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
@@ -166,19 +204,32 @@ def _set(module: nn.Module, seed: Seeded) -> None:
             module.reset()
 
 
-def initialize_block(block: Block, init: InitSpec, seed: Seeded = lambda module: None) -> None:
-    """Set the matrices of `block` by the gains of `init`."""
-    xavier = partial(_xavier, init.distribution, seed)
+def _draw_table(weight: Tensor, usual: float, gain: float = 1.0) -> None:
+    """Draw a table with the standard deviation `usual`, or by another rule, times `gain`."""
+    rule, std, _ = _drawing.get()
+    if rule is xavier:
+        nn.init.normal_(weight, std=gain * usual)
+    else:
+        rule(weight, std, 1)
+        weight.mul_(gain)
+
+
+def initialize_block(
+    block: Block, init: InitSpec, seed: Seeded = lambda module: None, branches: int = 1
+) -> None:
+    """Set the matrices of `block`, of a stack that sums `branches`, by the gains of `init`."""
+    usual = InitSpec()
+    draw = partial(_draw, init.distribution, seed)
     for attention in block.modules():
         if not isinstance(attention, Attention):
             continue
-        xavier(attention.query, init.query_key)
-        xavier(attention.key, init.query_key)
-        sizes = init if init.cross or attention is not block.cross_attention else InitSpec()
+        draw(attention.query, init.query_key, usual.query_key)
+        draw(attention.key, init.query_key, usual.query_key)
+        sizes = init if init.cross or attention is not block.cross_attention else usual
         if attention.spec.value == "full":
-            xavier(attention.value, sizes.value)
+            draw(attention.value, sizes.value, usual.value)
         if attention.spec.output == "full":
-            xavier(attention.output, sizes.output if init.output else 0.0)
+            draw(attention.output, sizes.output if init.output else 0.0, branches=branches)
         if attention.spec.query_init == "zeros":
             nn.init.zeros_(attention.query.weight)
         orthogonalize(attention, seed)
@@ -187,16 +238,27 @@ def initialize_block(block: Block, init: InitSpec, seed: Seeded = lambda module:
             if residual is not None and not isinstance(residual.norm_branch, nn.Identity):
                 nn.init.constant_(residual.norm_branch.get_parameter("weight"), init.branch_norm)
     for part in (block.feed_forward.inner, block.feed_forward.gate):
-        xavier(part, init.ff)
-    xavier(block.feed_forward.outer, init.outer)
+        draw(part, init.ff)
+    draw(block.feed_forward.outer, init.outer, branches=branches)
 
 
-def _xavier(distribution: str, seed: Seeded, part: nn.Module | None, gain: float) -> None:
+def _draw(
+    distribution: str,
+    seed: Seeded,
+    part: nn.Module | None,
+    gain: float,
+    usual: float = 1.0,
+    branches: int = 1,
+) -> None:
     if not isinstance(part, nn.Linear):
         return
     seed(part)
+    rule, std, _ = _drawing.get()
     if gain == 0.0:  # without a draw, so that the other matrices start as without zeros
         nn.init.zeros_(part.weight)
+    elif rule is not xavier:
+        rule(part.weight, std, branches)
+        part.weight.mul_(gain / usual)
     elif distribution == "normal":
         nn.init.xavier_normal_(part.weight, gain=gain)
     elif gain != 1.0:  # at gain 1 the general rule has already drawn it

@@ -23,7 +23,7 @@ from lightning_app.models.optimizers import (
     RuleOptimizer,
     momentum_of,
 )
-from lightning_app.models.positions import LayerTable, OutputTable, SegmentTable, Table
+from lightning_app.models.positions import OutputTable, SegmentTable, Table
 from lightning_app.models.stack import BlockStack
 
 SCHEDULES: Registry["ScheduleShape"] = Registry("model.schedule.kind")
@@ -440,7 +440,7 @@ def _left(start: int, step: int, total: int) -> float:
     return min(1.0, max(0.0, (total - step + 1) / max(total - start + 1, 1)))
 
 
-_TABLES = (nn.Embedding, Table, LayerTable, SegmentTable)
+_TABLES = (nn.Embedding, Table, SegmentTable)
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[nn.Parameter, Role, bool, float | None, bool]]:

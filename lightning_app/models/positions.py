@@ -31,14 +31,6 @@ class Table(nn.Module, ABC):
         """Return the rows of the positions start .. end - 1."""
 
 
-class LayerTable(nn.Module, ABC):
-    """Positions that are added to the stream before one layer."""
-
-    @abstractmethod
-    def forward(self, places: Places) -> Float[Tensor, "*batch #token model"]:
-        """Return the rows of the newest tokens."""
-
-
 Place = Callable[[Places], Placed]
 PerToken = Int[Tensor, "batch token"]
 """Ids of tokens, or numbers of their documents or segments."""
@@ -86,10 +78,6 @@ class Positions:
         """Return the table that is added to the embedding, or None."""
         return None
 
-    def layer_tables(self, depth: int) -> list[LayerTable]:
-        """Return the tables that are added to the stream before each layer of a stack, or none."""
-        return []
-
     def check_stack(self, spec: StackSpec) -> None:
         """Refuse a stack in which these positions are meaningless.
 
@@ -120,19 +108,6 @@ class LearnedTable(Table):
 
 
 @final
-class LearnedLayerTable(LayerTable):
-    """One vector per position before one layer, initially from N(0, 0.02^2)."""
-
-    def __init__(self, max_positions: int, model_dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(max_positions, model_dim))
-        nn.init.normal_(self.weight)
-
-    def forward(self, places: Places) -> Float[Tensor, "*batch #token model"]:
-        return nn.functional.embedding(places.absolute, self.weight)
-
-
-@final
 @POSITIONS.register("learned")
 class Learned(Positions):
     """Devlin et al. 2019, BERT (1810.04805)."""
@@ -145,25 +120,6 @@ class Learned(Positions):
 
     def table(self) -> LearnedTable:
         return LearnedTable(self.max_positions, self.model_dim)
-
-
-@final
-@POSITIONS.register("learned_per_layer")
-class LearnedPerLayer(Positions):
-    """Al-Rfou et al. 2019 (1808.04444): layer l reads ``x + P_l``, with its own table P_l.
-
-    In a dual stream P_l is added to both parts, like positions of the embedding. No dropout applies
-    to it.
-    """
-
-    absolute = True
-
-    @property
-    def longest(self) -> float:
-        return float(self.max_positions)
-
-    def layer_tables(self, depth: int) -> list[LayerTable]:
-        return [LearnedLayerTable(self.max_positions, self.model_dim) for _ in range(depth)]
 
 
 @final
@@ -454,21 +410,23 @@ class EmbeddingSpec:
     """Whether the position table is added here rather than before each step of a stack."""
     logit_cap: float | None = None
     """c, a bound of the scores over the vocabulary."""
+    scaled: bool = True
+    """Whether an embedding is multiplied by sqrt(model_dim)."""
     unit: bool = False
     """Whether the table has rows of length 1, and scores over the vocabulary learned factors."""
 
 
 @final
 class Embedding(nn.Module):
-    """``norm(sqrt(d) E[token] + PE(position) + S[segment])``; E serves inputs and output, or
-    `output` has a table of its own.
+    """``norm(sqrt(d) E[token] + PE(position) + S[segment])``, or without the factor sqrt(d).
 
-    E starts at N(0, 1/d), so that the sum starts with entries of variance one. PE is the table of
-    the positions, zero if they enter attention instead. By default there is no norm; BERT's
-    official code has a LayerNorm there, with dropout after it (Devlin et al. 2019,
-    `embedding_postprocessor`). A norm turns the factor sqrt(d), which BERT lacks, into a weight of
-    the token relative to its position. S exists only for pairs of texts: see `SegmentTable`.
-    With `unit` both tables are projected after each step, apart from E's row of the padding.
+    E serves inputs and output, or `output` has a table of its own. E starts at N(0, 1/d), so that
+    the sum starts with entries of variance one. PE is the table of the positions, zero if they
+    enter attention instead. By default there is no norm; BERT's official code has a LayerNorm
+    there, with dropout after it (Devlin et al. 2019, `embedding_postprocessor`). A norm turns the
+    factor sqrt(d), which BERT lacks, into a weight of the token relative to its position. S exists
+    only for pairs of texts: see `SegmentTable`. With `unit` both tables are projected after each
+    step, apart from E's row of the padding.
     """
 
     def __init__(self, spec: EmbeddingSpec, model_dim: int, dropout: float) -> None:
@@ -510,7 +468,9 @@ class Embedding(nn.Module):
         """
         end = start + tokens.shape[1]
         self.spec.positions.check_length(end)
-        embedded = self.tokens(tokens) * math.sqrt(self.model_dim)
+        embedded = self.tokens(tokens)
+        if self.spec.scaled:
+            embedded = embedded * math.sqrt(self.model_dim)
         if self.position_table is not None:
             table = self.position_table(start, end, tokens.device)
             if in_document is not None:

@@ -77,8 +77,6 @@ class BlockStack(nn.Module):
         # False if the blocks are compiled, since hooks on their norms would break compilation.
         self.recomputes_norms = True
         self.place = None if positions is None else positions.placing(spec)
-        tables = [] if positions is None else positions.layer_tables(len(spec.blocks))
-        self.layer_tables = nn.ModuleList(tables) if tables else None
         self.input_norm = build_norm(spec.input_norm, sizes.model_dim)
         built = spec.blocks[:1] if spec.share == "all" else spec.blocks
         streams = spec.stream_rules(sizes.model_dim, cross=cross)
@@ -232,8 +230,6 @@ class BlockStack(nn.Module):
             before = stream.x
             if self.signals is not None:
                 stream = stream._replace(x=self.signals(before, places, layer))
-            if self.layer_tables is not None:
-                stream = self.stream_end.add(stream, self.layer_tables[layer - 1](places))
             if recurrence is not None:
                 recurrence.inputs.append(block.around_self.read(stream))
             stream, carries = block(stream, carries, call)

@@ -381,7 +381,6 @@ def _coloured(weights: np.ndarray) -> np.ndarray:
 
 
 def _scale(picture: Image.Image, on: ImageDraw.ImageDraw, y: int) -> None:
-    """Draw the legend of the colours at height `y`."""
     bar = Image.fromarray(np.repeat(_palette()[None, ::2], 10, axis=0))
     start = 2 * GAP + _width("weight 0 ")
     on.text((2 * GAP, y), "weight 0", WRITING, _font(11))

@@ -365,7 +365,6 @@ class ActivationHooks:
         return hook
 
     def _spans(self, stack: str, spans: Float[Tensor, "batch head query 1"]) -> None:
-        """Measure the spans of the tokens that count."""
         # (batch, head, query, 1) -> (token, head)
         counted = spans.squeeze(-1).transpose(1, 2)[self._counted(stack)]
         place = Place("span", stack, self._layer)

@@ -439,7 +439,6 @@ UNSAID = (  # folders of a machine, and settings that change no result
 
 
 def _common(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are equal in two configs."""
     equal: dict[str, Any] = {}
     for key, value in one.items():
         if isinstance(value, Mapping) and isinstance(other.get(key), Mapping):

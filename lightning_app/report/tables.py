@@ -693,7 +693,6 @@ def _seeds(rows: Iterable[TaskScore]) -> str:
 
 
 def _task_notes(scores: Sequence[TaskScore]) -> list[str]:
-    """The best settings."""
     chosen: dict[str, list[str]] = {}
     for row in scores:
         if row.kind == "best_median" and row.setting and not row.average:

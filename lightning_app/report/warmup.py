@@ -540,7 +540,6 @@ def _uncorrected(grid: GridResults) -> list[Score]:
 
 
 def _of_slice(members: Mapping[str, Arm], lr: float, grid: GridResults) -> list[Score]:
-    """The scores at one rate of the variants of one group."""
     present = [arm for arm in members.values() if lr in arm.rates]
     rows = []
     for arm in present:

@@ -15,6 +15,7 @@ from lightning_app.data.batching import SplitRows
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.tokenizer import PAD, unigram_entropy
+from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, token_sums
 from lightning_app.scores.task_facts import TASKS, TaskFacts
@@ -103,8 +104,20 @@ class Task(ABC):
     def build_model(
         self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
     ) -> nn.Module:
-        """Return the model with its initial values."""
+        """Return the model without auxiliary heads; see `built`."""
         return build_model(architecture, block, vocab_size, self.pad)
+
+    def built(
+        self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
+    ) -> nn.Module:
+        """Return the model of `build_model` as a run trains it, with its initial values."""
+
+        def build() -> nn.Module:
+            model = self.build_model(architecture, block, vocab_size)
+            add_heads(model, self.config.auxiliary())
+            return model
+
+        return architecture.built(build)
 
     # Training and evaluation
 

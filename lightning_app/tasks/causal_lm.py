@@ -78,6 +78,9 @@ class CausalRows:
     each from at least ``window - stride`` earlier tokens. Thus each token of a split is
     predicted once, except those after the last whole window of training.
 
+    At `anywhere` each epoch draws as many windows at random places of the text, as nanoGPT does:
+    some tokens are then predicted several times in an epoch, and others not.
+
     With `masked` documents the EOS at the end of one document is the mark before the next: the
     first token of a document is predicted only from that EOS, like the first of the text.
 
@@ -90,6 +93,7 @@ class CausalRows:
         rank: The rank of this process.
         world_size: Number of processes.
         masked: Whether batches give the document of each token (intra-document masking).
+        anywhere: Whether the windows of training begin at random places.
 
     Attributes:
         ids: Every token of the split, int32.
@@ -109,8 +113,11 @@ class CausalRows:
         world_size: int = 1,
         *,
         masked: bool = False,
+        anywhere: bool = False,
     ) -> None:
         self.ids = corpus.ids(split, "text")
+        self._anywhere = anywhere and seed is not None
+        self._last_drawn = -1, np.zeros(0, np.int64)  # epoch, first token of each window
         self.documents = corpus.documents(split) if masked else None
         self.counts: Mapping[str, int] = corpus.meta["text"][split]
         self.window = window
@@ -132,6 +139,7 @@ class CausalRows:
             )
         else:
             self._count, self.remainder = divmod(len(self.ids), window)
+            self.remainder *= not anywhere
 
     def __len__(self) -> int:
         return self._count
@@ -160,18 +168,20 @@ class CausalRows:
 
     def reading(self) -> str:
         """Describe how the split is read."""
-        said = f"windows of {self.window} tokens that begin every {self.stride} tokens"
+        begin = "at random, drawn anew in every epoch" if self._anywhere else f"every {self.stride}"
+        said = f"windows of {self.window} tokens that begin {begin} tokens"
         if self.documents is None:
             return said
         return f"{said}, each of {len(self.documents):,} documents alone"
 
     def __getitem__(self, item: Item) -> CausalBatch:
-        _, rows = item
+        epoch, rows = item
         predicted = sum(end - begin for begin, end in map(self._predicted, rows))
         mine = share(rows, self._rank, self._world_size)
         if len(mine) == 0:
             return blank_batch(predicted, self._documents(np.zeros((1, 1), np.int64)))
-        places = mine[:, None] * self.stride + np.arange(self.window)
+        begins = self._drawn(epoch)[mine] if self._anywhere else mine * self.stride
+        places = begins[:, None] + np.arange(self.window)
         width = self.window if 0 in rows else self.stride
         seen_before = (np.arange(self.window) < self.window - self.stride) & (mine[:, None] > 0)
         after = places >= len(self.ids)
@@ -184,6 +194,13 @@ class CausalRows:
             predicted_tokens=torch.tensor(predicted),
             documents=self._documents(places),
         )
+
+    def _drawn(self, epoch: int) -> np.ndarray:
+        if self._last_drawn[0] != epoch:
+            random = np.random.default_rng((self._seed or 0, epoch, 1))
+            begins = random.integers(len(self.ids) - self.window + 1, size=len(self))
+            self._last_drawn = epoch, begins
+        return self._last_drawn[1]
 
     def _documents(self, places: np.ndarray) -> Tensor | None:
         """Return the number of the document of the tokens at `places`, from 0."""
@@ -407,7 +424,10 @@ class CausalLanguageModelling(Task):
             )
         stride = data.evaluation_stride if whole else None
         masked = data.intra_document_masking
-        return CausalRows(corpus, split, data.window, stride, **part, masked=masked)
+        anywhere = data.order == "random"
+        return CausalRows(
+            corpus, split, data.window, stride, **part, masked=masked, anywhere=anywhere
+        )
 
     @classmethod
     def describe(cls, rows: Mapping[str, CausalRows | CausalStreams]) -> str:

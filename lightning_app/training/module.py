@@ -25,9 +25,8 @@ from lightning_app.config.rules import check_traits, declared
 from lightning_app.config.trainer import whole_batches
 from lightning_app.core.errors import UserError
 from lightning_app.core.schema import read
-from lightning_app.models.auxiliary_heads import add_heads
 from lightning_app.models.heads import ArchitectureConfig
-from lightning_app.models.initialization import needs_profiling, profile, seeded_by_name
+from lightning_app.models.initialization import needs_profiling, profile
 from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig
 from lightning_app.models.optim import (
     OptimizerConfig,
@@ -288,9 +287,7 @@ class TransformerModule(pl.LightningModule):
     def build(self, vocab_size: int, *, doubles: bool = False) -> None:
         """Build the model for `vocab_size` tokens, with its initial values; `doubles`: float64."""
         self.vocab_size = vocab_size
-        with seeded_by_name() if self.architecture.seeding == "name" else nullcontext():
-            self.model = self.objective.build_model(self.architecture, self.block, vocab_size)
-            add_heads(self.model, self.objective.config.auxiliary())
+        self.model = self.objective.built(self.architecture, self.block, vocab_size)
         if doubles:  # Lightning does it after weights are read into the model, which rounds them
             self.model.double()
         if self.init_from is not None:

@@ -212,12 +212,6 @@ def test_penalties_of_a_stack_are_offered() -> None:
         (lambda: Block("post_ln", preset="sas", **SIZES), "preset: is the first argument"),
         (lambda: Encoder("pre_ln", depth=1, max_positions=5, **SIZES), "max_positions 5: "),
         (lambda: Encoder("pre_ln", depth=2, dim=33, heads=3, differential=True), "differential"),
-        (
-            lambda: Encoder(
-                "pre_ln", depth=1, positions="learned_per_layer", max_positions=5, **SIZES
-            )(torch.randn(2, 6, SIZES["dim"])),
-            "a text has 6 tokens",
-        ),
     ],
 )
 def test_a_mistake_is_one_line(call: Any, said: str) -> None:

@@ -267,6 +267,7 @@ def seen(another_rule: None) -> dict[str, list[set[str]]]:
 
 
 @pytest.mark.xdist_group("changes")  # one process makes them for both
+@pytest.mark.slow
 def test_whatever_can_be_changed_is_shown(seen) -> None:
     # Only full projections may stand in cross-attention, and those have no gains.
     never_built = re.compile(r"blocks\.cross_attention\.(value|output)_gains")
@@ -276,6 +277,7 @@ def test_whatever_can_be_changed_is_shown(seen) -> None:
 
 
 @pytest.mark.xdist_group("changes")
+@pytest.mark.slow
 def test_every_field_was_changed(seen) -> None:
     names = {f"blocks.{field.name}" for field in fields(BlockSpec)}
     names |= {f"blocks.self_attention.{field.name}" for field in fields(AttentionSpec)}

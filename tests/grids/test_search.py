@@ -350,6 +350,7 @@ def studies_by_name(world: World) -> dict[str, optuna.Study]:
     return {name: optuna.load_study(study_name=name, storage=storage) for name in names}
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize(("kind", "number"), [("search", 4), ("until", 28)])
 def test_a_study_per_arm_or_seed_for_the_dashboard(world, undisturbed, kind, number) -> None:
     world.write(delay=0.01, **KINDS[kind])

@@ -201,6 +201,7 @@ def test_a_wrong_password_is_reported_and_not_shown(server: Server) -> None:
     assert SECRET not in str(mistake.value)
 
 
+@pytest.mark.slow
 def test_several_processes_may_use_an_empty_database_first(spec_of, opened: Opened) -> None:
     """Optuna alone dies of it."""
     code = "optuna.create_study(storage=open_storage(spec), study_name='s', load_if_exists=True)"

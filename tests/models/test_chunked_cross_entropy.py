@@ -254,6 +254,7 @@ def test_under_autocast_it_errs_no_more_than_plain(bias: bool, more: dict[str, A
 
 @capped_or_not
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.in_turn(3)
 def test_chunks_add_up_in_float32_of_bfloat16_weights(bias: bool, more: dict[str, Any]) -> None:
     """Each chunk of one token: sums in bfloat16 would stop growing."""
     some = case(3000, 4, 11, bias=bias, share=1.0, **more).to(torch.bfloat16)

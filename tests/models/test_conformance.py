@@ -156,8 +156,6 @@ def test_axes_add_the_parameters_that_they_name() -> None:
     assert count(architecture={"activation": "geglu"}) == plain + linear(D, FF) * layers
     table = {"positions": "learned", "max_positions": 19}
     assert count(architecture=table) == plain + 19 * D
-    table["positions"] = "learned_per_layer"
-    assert count(architecture=table) == plain + 19 * D * layers
     assert count(architecture={"positions": "rope", "num_heads": 5}) == plain
     # One change a projection; a first value already has one, in each of two stacks.
     assert both == count("sas") + (2 * layers - 2) * D * D
@@ -170,7 +168,7 @@ def test_axes_add_the_parameters_that_they_name() -> None:
 
 @pytest.mark.parametrize(
     "positions",
-    ["sinusoidal", "learned", "learned_per_layer", "rope", "relative", "relative_untied"],
+    ["sinusoidal", "learned", "rope", "relative", "relative_untied"],
 )
 @every_preset
 def test_cached_decoding_of_one_stack_equals_full_decoding(preset: str, positions: str) -> None:

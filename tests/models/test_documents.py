@@ -100,7 +100,7 @@ def test_blocks_of_queries_are_refused_from_python_too() -> None:
     check(build(BlockConfig(preset="pre_ln", localised_span=replace(blocks, query_block=1))))
 
 
-@pytest.mark.parametrize("positions", ["rope", "relative", "relative_untied", "learned_per_layer"])
+@pytest.mark.parametrize("positions", ["rope", "relative", "relative_untied"])
 @pytest.mark.parametrize("preset", ["pre_ln", "realformer", "sas", "dual_stream"])
 def test_positions_begin_with_the_document(preset: str, positions: str) -> None:
     check(build(preset, positions=positions, model_dim=12))

@@ -13,7 +13,7 @@ from lightning_app.models.positions import (
 from tests import reference, tiny
 
 DIM = 10
-EVERY = ("sinusoidal", "learned", "learned_per_layer", "rope")
+EVERY = ("sinusoidal", "learned", "rope")
 every_kind = pytest.mark.parametrize("positions", EVERY)
 
 
@@ -34,10 +34,9 @@ def test_embedding_is_scaled_and_has_its_position(float64: None) -> None:
         torch.testing.assert_close(embedding(tokens, start), expected, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("positions", ["learned", "learned_per_layer"])
 @pytest.mark.parametrize(("length", "start"), [(20, 0), (7, 13), (1, 19)])
-def test_text_beyond_the_learned_table_is_refused(length: int, start: int, positions: str) -> None:
-    embedding = build(positions)
+def test_text_beyond_the_learned_table_is_refused(length: int, start: int) -> None:
+    embedding = build("learned")
     embedding(tiny.words(2, length - 1), start)
     message = rf"max_positions is 19, and a text has {length + start} tokens"
     with pytest.raises(UserError, match=message):

@@ -34,8 +34,6 @@ PAIRS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "relative and adaptive spans": ("post_ln", "relative", ADAPTIVE),
     "relative and shared steps": ("pre_ln", "relative", {"share": "all"}),
     "relative, halting": ("post_ln", "relative_untied", {"share": "all", "halting": HaltingSpec()}),
-    "positions per layer and halting": ("pre_ln", "learned_per_layer", HALTING),
-    "positions per layer and adaptive spans": ("realformer", "learned_per_layer", ADAPTIVE),
     "a localised span and shared steps": ("realformer", "sinusoidal", {**LOCAL, **SHARED}),
     "a localised span and halting": ("pre_ln", "rope", {**LOCAL, **HALTING}),
     "adaptive spans and shared steps": ("post_ln", "learned", {**ADAPTIVE, **SHARED}),

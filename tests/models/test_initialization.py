@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,8 +21,9 @@ from lightning_app.blocks.attention import (
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain, LearnedGain
+from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
-from lightning_app.models.initialization import initialize, seeded_by_name
+from lightning_app.models.initialization import count_parameters, initial_values, initialize
 from tests import reference
 from tests.noted import noted
 
@@ -302,14 +305,10 @@ def test_embedding_is_normal_with_a_row_of_zeros_for_padding(kind: Kind) -> None
     assert (others.abs() > 2 * DIM**-0.5).float().mean().item() == pytest.approx(0.0455, rel=0.1)
 
 
-def test_learned_positions_start_small_and_those_of_each_layer_differ() -> None:
+def test_learned_positions_start_small() -> None:
     positions = {"positions": "learned", "max_positions": 101}
     model = build("encoder", "pre_ln", positions)
     assert_normal(model.get_parameter("embedding.position_table.weight"), 0.02)
-    model = build("encoder", "pre_ln", positions | {"positions": "learned_per_layer"})
-    first, second = (model.get_parameter(f"encoder.layer_tables.{n}.weight") for n in (0, 1))
-    assert_normal(first, 0.02)
-    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("learned", [True, False])
@@ -374,12 +373,12 @@ def test_simplified_gains_follow_the_depth_of_their_own_stack(preset: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["encoder", "encoder_decoder"])
-def test_seeded_by_name_equal_parts_start_equal_whatever_else_a_variant_has(kind: Kind) -> None:
+def test_drawn_by_name_equal_parts_start_equal_whatever_else_a_variant_has(kind: Kind) -> None:
     """Up to the gain of their preset, and no later number depends on the draws."""
     torch.manual_seed(5)
     drawn, after = {}, []
     for preset in ("pre_ln", "sas", "deepnorm", "mhc", "t_fixup", "gated_attention", "v_skipinit"):
-        with seeded_by_name():
+        with initial_values("xavier", by_name=True):
             drawn[preset] = dict(build(kind, preset).named_parameters())
         after.append((torch.initial_seed(), torch.rand(1).item()))
         torch.manual_seed(5)
@@ -398,6 +397,127 @@ def test_seeded_by_name_equal_parts_start_equal_whatever_else_a_variant_has(kind
             if not own:
                 torch.testing.assert_close(theirs / theirs.norm(), ours / ours.norm())
     torch.manual_seed(6)
-    with seeded_by_name():
+    with initial_values("xavier", by_name=True):
         other = dict(build(kind, "pre_ln").named_parameters())
     assert not any(torch.equal(other[name], drawn["pre_ln"][name]) for name in matrices)
+
+
+def built(preset: str = "pre_ln", kind: Any = "decoder", **sizes: Any) -> nn.Module:
+    small: Any = {
+        "encoder_depth": ENCODER,
+        "decoder_depth": DECODER,
+        "model_dim": DIM,
+        "ff_dim": FF,
+    }
+    config = ArchitectureConfig(kind=kind, **(small | {"num_heads": HEADS} | sizes))
+    return config.built(lambda: build_model(config, BlockConfig(preset=preset), VOCABULARY, PAD))
+
+
+@pytest.mark.parametrize(
+    ("kind", "branches"), [("decoder", 2 * DECODER), ("encoder_decoder", 3 * DECODER)]
+)
+def test_gpt2_draws_outputs_smaller_by_the_branches_of_their_stack(
+    kind: str, branches: int
+) -> None:
+    """As nanoGPT's `_init_weights` and the loop over `c_proj.weight` after it."""
+    model = built(kind=kind, initial="gpt2", initial_std=0.03, positions="learned")
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            out = name.endswith(("attention.output.weight", "outer.weight"))
+            paths = 2 * ENCODER if "encoder" in name else branches
+            drawn = weight[PAD + 1 :] if "tokens" in name else weight
+            assert_normal(drawn, 0.03 / math.sqrt(paths) if out else 0.03)
+
+
+def test_a_preset_scales_what_a_rule_draws_as_it_scales_that_of_pre_ln() -> None:
+    """beta and 1 of DeepNet stand over 1/sqrt(2) and 1; zeros and rotations stay."""
+    beta = (8 * DECODER) ** -0.25
+    block = built("deepnorm", initial="normal").get_submodule("decoder.blocks.1")
+    for name, factor in (("query", 2**0.5), ("value", 2**0.5 * beta), ("output", beta)):
+        assert_normal(block.get_parameter(f"self_attention.{name}.weight"), 0.02 * factor)
+    assert_normal(block.get_parameter("feed_forward.outer.weight"), 0.02 * beta)
+    block = built("zero_output", initial="gpt2").get_submodule("decoder.blocks.0")
+    assert not block.get_parameter("self_attention.output.weight").any()
+    block = built("v_skipinit", initial="normal").get_submodule("decoder.blocks.0")
+    assert_orthogonal(block.get_parameter("self_attention.value.weight"))
+
+
+def test_xavier_is_the_default_and_takes_no_std() -> None:
+    torch.manual_seed(3)
+    plain = build_model(
+        ArchitectureConfig(kind="decoder", decoder_depth=1, model_dim=8, num_heads=2),
+        BlockConfig(),
+        VOCABULARY,
+        PAD,
+    )
+    torch.manual_seed(3)
+    same = built(decoder_depth=1, model_dim=8, num_heads=2, ff_dim=1024, initial="xavier")
+    for name, weight in plain.named_parameters():
+        assert torch.equal(same.get_parameter(name), weight)
+    with pytest.raises(ValueError, match=r"initial_std 0\.03 with initial xavier"):
+        ArchitectureConfig(initial_std=0.03)
+    for field in ("initial_std", "norm_eps"):
+        with pytest.raises(ValueError, match=f"{field} 0.0: must be a number above 0"):
+            replace(ArchitectureConfig(initial="normal"), **{field: 0.0})
+
+
+@pytest.mark.parametrize("preset", ["pre_ln", "realformer", "sas", "peri_ln"])
+def test_without_biases_a_model_is_the_one_whose_biases_are_zero(preset: str) -> None:
+    tokens = torch.randint(5, VOCABULARY, (2, 7))
+    torch.manual_seed(4)
+    plain = built(preset).eval()
+    torch.manual_seed(4)
+    without = built(preset, bias=False).eval()
+    left = {name for name, _ in without.named_parameters()}
+    gone = {name for name, _ in plain.named_parameters()} - left
+    assert gone
+    assert all(name.endswith("bias") for name in gone)
+    assert not any(name.endswith("bias") for name in left)
+    torch.testing.assert_close(without(tokens), plain(tokens))
+
+
+def test_the_bias_of_a_halting_unit_stays() -> None:
+    config = ArchitectureConfig(kind="decoder", decoder_depth=2, model_dim=8, num_heads=2)
+    config = replace(config, bias=False)
+    block = BlockConfig(share="all", halting=HaltingSpec(bias=0.7))
+    model = config.built(lambda: build_model(config, block, VOCABULARY, PAD))
+    assert model.get_parameter("decoder.halting.unit.bias").item() == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm", "rms_norm_plain"])
+def test_norm_eps_is_that_of_every_norm(norm: str, float64: None) -> None:
+    """A row of 1 and -1 times a small number tells eps."""
+    config = ArchitectureConfig(kind="decoder", decoder_depth=1, model_dim=8, num_heads=2)
+    config = replace(config, norm_eps=1e-12)
+    block = BlockConfig(norm=norm)
+    model = config.built(lambda: build_model(config, block, VOCABULARY, PAD))
+    small = 1e-3 * torch.tensor([1.0, -1.0] * 4)
+    for name in ("around_self.norm_input", "around_ff.norm_input"):
+        found = model.get_submodule(f"decoder.blocks.0.{name}")(small)
+        torch.testing.assert_close(found, small / math.sqrt(1e-6 + 1e-12), rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(
+        model.get_submodule("decoder.final_norm")(small),
+        small / math.sqrt(1e-6 + 1e-12),
+        rtol=1e-9,
+        atol=0.0,
+    )
+
+
+def test_an_embedding_without_its_factor_is_the_row_of_its_token() -> None:
+    model = built(embedding_scale="none", dropout=0.0).eval()
+    tokens = torch.randint(5, VOCABULARY, (2, 7))
+    embedding = model.get_submodule("embedding")
+    rows = model.get_parameter("embedding.tokens.weight")[tokens]
+    table = torch.from_numpy(reference.sinusoids(7, DIM)).float()
+    torch.testing.assert_close(embedding(tokens), rows + table)
+
+
+def test_the_model_of_nanogpt_has_its_number_of_parameters() -> None:
+    """karpathy/nanoGPT, 3adf61e: 10.65 M in `train_shakespeare_char`, without 256 positions."""
+    sizes: Any = {"decoder_depth": 6, "model_dim": 384, "ff_dim": 1536, "num_heads": 6}
+    config = ArchitectureConfig(
+        kind="decoder", **sizes, positions="learned", max_positions=256, bias=False
+    )
+    build = partial(build_model, config, BlockConfig(), 65, 0)
+    count = count_parameters(lambda: config.built(build))
+    assert count - 256 * 384 == 6 * (12 * 384**2 + 2 * 384) + 384 + 65 * 384 == 10_646_784

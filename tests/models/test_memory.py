@@ -265,7 +265,6 @@ FIVE, BLOCKS = AdaptiveSpan(longest=5), LocalisedSpan(query_block=2, memory=1)
             "same_length true: .* at least 6",
         ),
         *(({}, name, f"positions {name} with") for name in ("sinusoidal", "learned")),
-        ({}, "learned_per_layer", "positions learned_per_layer with"),
         ({"residual_attention": "qk_sum"}, "relative", "qk_sum"),
         ({"clamp_length": 0}, "relative", "clamp_length 0: must be at least 1"),
         ({"clamp_length": 3}, "rope", "clamp_length 3"),

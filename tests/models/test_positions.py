@@ -71,7 +71,7 @@ def test_biased_scores_decode_from_a_cache_as_in_one_pass(block: BlockConfig) ->
 
 
 @pytest.mark.in_turn(3)
-@pytest.mark.parametrize("positions", ["slopes", "learned_per_layer"])
+@pytest.mark.parametrize("positions", ["slopes", "learned"])
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=list(BLOCKS))
 def test_beams_that_share_a_cache_know_their_places(block: BlockConfig, positions: str) -> None:
     """Two beams of one text, written into one cache in turns, reordered on the way."""

@@ -250,12 +250,6 @@ COMBINATIONS = {
     "mix_ln-deep": case("mix_ln", {"encoder_depth": 11, "decoder_depth": 5}),
     # Activations and positions
     "post_ln-learned": case("post_ln", {"positions": "learned", "max_positions": 19}),
-    **{
-        f"{preset}-learned_per_layer": case(
-            preset, {"positions": "learned_per_layer", "max_positions": 19}
-        )
-        for preset in ("post_ln", "pre_ln", "realformer", "sas", "peri_ln", "b2t", "dual_stream")
-    },
     "parallel-leaky_relu": case("parallel", {"activation": "leaky_relu", "activation_slope": 0.3}),
     "normformer-geglu": case("normformer", {"activation": "geglu"}),
     "pre_ln-swiglu-dyt": case("pre_ln", {"activation": "swiglu"}, norm="dyt"),
@@ -271,11 +265,7 @@ COMBINATIONS = {
         for order in ("equal", "reverse")
     },
 }
-INSIDE = {
-    name: case
-    for name, case in COMBINATIONS.items()
-    if "learned_per_layer" in name or "localised" in name
-}
+INSIDE = {name: case for name, case in COMBINATIONS.items() if "localised" in name}
 # z is some units large, so that most of it lies beyond the bend.
 CAPPED = {
     f"{preset}-capped": case(preset, {"logit_cap": 1.5, "activation": "gelu"})

@@ -262,6 +262,7 @@ def test_one_changed_digit_of_any_table_is_found(make_grid: Any, oracle: ModuleT
         assert len(oracle.check(folder)) == 1
 
 
+@pytest.mark.slow
 def test_a_report_brings_the_program_and_says_how_to_run_it(make_grid: Any, tmp_path: Path) -> None:
     first = make_grid(*GRIDS["no seed axis"]).folder
     pages = [

@@ -69,6 +69,37 @@ def test_training_predicts_each_token_from_the_last(corpus: PreparedCorpus, wind
     assert rows.targets().tolist() == ids[:whole].tolist()
 
 
+def test_random_windows_are_texts_from_anywhere_and_others_in_every_epoch(
+    corpus: PreparedCorpus,
+) -> None:
+    """As many as without overlap; two ranks and a resumed run draw the same."""
+    window = 5
+    rows = CausalRows(corpus, "train", window, seed=1, anywhere=True)
+    ids = np.asarray(corpus.ids("train", "text")).tolist()
+    text = [EOS, *ids]
+    begins: list[set[int]] = []
+    for epoch in (0, 1, 0):
+        batch = rows[epoch, np.arange(len(rows))]
+        assert batch.predicted_tokens == len(rows) * window
+        spans = {tuple(text[place : place + window + 1]): place for place in range(len(ids))}
+        found = set()
+        for seen, wanted in zip(batch.tokens.tolist(), batch.labels.tolist(), strict=True):
+            assert seen[1:] == wanted[:-1]
+            found.add(spans[(*seen, wanted[-1])])
+        begins.append(found)
+    assert begins[0] == begins[2] != begins[1]
+    assert {begin % window for begin in begins[0]} == set(range(window))
+    assert rows.remainder == 0
+    assert rows.targets().tolist() == ids
+    ranks = [CausalRows(corpus, "train", window, None, 1, r, 2, anywhere=True) for r in (0, 1)]
+    parts = [rank[1, np.array([4, 1, 3])].tokens.tolist() for rank in ranks]
+    whole = rows[1, np.array([4, 1, 3])].tokens.tolist()
+    assert [parts[0][0], parts[1][0], parts[0][1]] == whole
+    evaluated = CausalRows(corpus, "valid", window, None, None, anywhere=True)
+    plain = CausalRows(corpus, "valid", window)
+    assert torch.equal(everything(evaluated).tokens, everything(plain).tokens)
+
+
 @pytest.mark.parametrize("window", [3, 7, 100])
 @pytest.mark.parametrize("stride", [1, 2, 3, None])
 def test_evaluation_predicts_each_token_once_with_its_context(corpus, window, stride) -> None:
@@ -303,6 +334,7 @@ OWN = {"name": "text", "root": "."}
         ({**MASKED, "name": "wikitext2", "order": "streams"}, rf"{TRUE}data\.order 'streams'"),
         ({**SPLIT, "name": "wikitext2"}, rf"{SEPARATOR}'---': data\.name 'wikitext2' and"),
         ({**SPLIT, **OWN, "task": "masked_lm"}, rf"{SEPARATOR}'---':.*data\.task 'masked_lm'"),
+        ({"order": "random", "task": "masked_lm"}, r"data\.order is 'random': .*'masked_lm'"),
         ({"document_separator": "-\n-", **OWN}, rf"{SEPARATOR}'-\\n-'"),
         ({"evaluation_stride": 0}, r"data\.evaluation_stride is 0; .* 1 to data\.window 128"),
         ({"evaluation_stride": 129}, r"data\.evaluation_stride is 129; .* 1 to data\.window 128"),

@@ -109,7 +109,7 @@ class TinyShakespeare(CorpusReader):
     pairs = False
     needs_root = False
     folder = "tinyshakespeare"
-    base = "tinyshakespeare.yaml"
+    base = "nanogpt_shakespeare.yaml"
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
         """Return the name of a local file."""
