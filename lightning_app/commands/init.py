@@ -229,25 +229,19 @@ def _synthetic() -> tuple[ProjectSizes, dict[str, str]]:
         "# from a corpus of yours.\n"
     )
     data = "{name: synthetic, tokens_per_batch: 1024, tokenizer: word, vocab_size: null}"
-    return sizes, {"data": data, "counted": comment, **_translation(sizes)}
+    return sizes, {"data": data, "counted": comment, **_task(sizes, paired=True)}
 
 
-def _translation(sizes: ProjectSizes) -> dict[str, str]:
-    return {
-        "model": f"kind: encoder_decoder, encoder_depth: {sizes.depth}, "
-        f"decoder_depth: {sizes.depth}, model_dim: {sizes.width}, ff_dim: {2 * sizes.width}",
-        "objective": "kind: translation, label_smoothing: 0.1, beam: 5, evaluate_test: true",
-        "matters": "0.1",
-    }
-
-
-def _language_model(sizes: ProjectSizes) -> dict[str, str]:
-    return {
-        "model": f"kind: decoder, decoder_depth: {2 * sizes.depth}, model_dim: {sizes.width}, "
-        f"ff_dim: {4 * sizes.width}, activation: gelu",
-        "objective": "kind: causal_lm, evaluate_test: true",
-        "matters": "0.05",
-    }
+def _task(sizes: ProjectSizes, *, paired: bool) -> dict[str, str]:
+    width, depth = sizes.width, sizes.depth
+    if paired:
+        model = f"kind: encoder_decoder, encoder_depth: {depth}, decoder_depth: {depth}"
+        model += f", model_dim: {width}, ff_dim: {2 * width}"
+        objective = "kind: translation, label_smoothing: 0.1, beam: 5, evaluate_test: true"
+        return {"model": model, "objective": objective, "matters": "0.1"}
+    model = f"kind: decoder, decoder_depth: {2 * depth}, model_dim: {width}, ff_dim: {4 * width}"
+    objective = "kind: causal_lm, evaluate_test: true"
+    return {"model": f"{model}, activation: gelu", "objective": objective, "matters": "0.05"}
 
 
 def _of_corpus(corpus: TextCounts, paths: Sequence[str]) -> tuple[ProjectSizes, dict[str, str]]:
@@ -300,5 +294,5 @@ def _of_corpus(corpus: TextCounts, paths: Sequence[str]) -> tuple[ProjectSizes, 
         fill(line, 99, initial_indent="# - ", subsequent_indent="#   ", break_long_words=False)
         for line in facts
     )
-    task = _translation(sizes) if paired else _language_model(sizes)
-    return sizes, {"data": data, "counted": "".join(f"{line}\n" for line in wrapped), **task}
+    counted = "".join(f"{line}\n" for line in wrapped)
+    return sizes, {"data": data, "counted": counted, **_task(sizes, paired=paired)}

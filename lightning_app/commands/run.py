@@ -139,7 +139,6 @@ def blocks_command(
 
 
 def _stacks_of(config: Path, overrides: Sequence[str]) -> tuple[str, Mapping[Any, Any]]:
-    """Return the preset and the stacks of a config with overrides."""
     from lightning_app.config.config import model_config, read_config
 
     model = model_config(read_config(config, overrides)["model"])

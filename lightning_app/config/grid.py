@@ -666,7 +666,6 @@ def _parent(
 
 
 def _question(text: str) -> str:
-    """The comment at the top of a grid file."""
     lines = []
     for line in text.splitlines():
         if not line.startswith("#"):

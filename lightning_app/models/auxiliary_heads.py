@@ -236,7 +236,6 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
         return zero
 
     def _idle(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters of the layers that no longer predict."""
         stopped = set(range(1, len(self.norms) + 1)) - set(self.active)
         for heads in (self.norms, self.tables, self.second_tables if self.spec.own_tables else ()):
             for layer, head in enumerate(heads, start=1):

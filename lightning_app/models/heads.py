@@ -223,10 +223,7 @@ class ArchitectureConfig:
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} {getattr(self, name)}: must be a number above 0")
         if self.initial == "xavier" and self.initial_std != 0.02:
-            raise ValueError(
-                f"initial_std {self.initial_std} with initial xavier, whose sizes follow from the "
-                "matrices; take another initial, or leave it out"
-            )
+            raise ValueError(f"initial_std {self.initial_std} with initial xavier: leave it out")
         self.order().check()
         if self.embedding_norm != "none" and self.kind != "encoder":
             raise ValueError(

@@ -79,9 +79,7 @@ def gpt2(weight: Tensor, std: float, branches: int) -> None:
     nn.init.normal_(weight, std=std / math.sqrt(branches))
 
 
-_drawing: ContextVar[tuple[Initial, float, bool]] = ContextVar(
-    "_drawing", default=(xavier, 0.0, False)
-)
+_rule: ContextVar[tuple[Initial, float, bool]] = ContextVar("_rule", default=(xavier, 0.0, False))
 
 
 @contextmanager
@@ -92,12 +90,12 @@ def initial_values(kind: str, std: float = 0.0, *, by_name: bool = False) -> Ite
     that two variants share start equal, whatever else the variants have. Numbers drawn
     afterwards are those without any draw in this context.
     """
-    before = _drawing.set((INITIALS[kind], std, by_name))
+    before = _rule.set((INITIALS[kind], std, by_name))
     try:
         with torch.random.fork_rng(devices=[]) if by_name else nullcontext():
             yield
     finally:
-        _drawing.reset(before)
+        _rule.reset(before)
 
 
 Seeded = Callable[[nn.Module], None]
@@ -105,7 +103,7 @@ Seeded = Callable[[nn.Module], None]
 
 
 def _seeds(model: nn.Module) -> Seeded:
-    *_, by_name = _drawing.get()
+    *_, by_name = _rule.get()
     if not by_name:
         return lambda module: None
     start, names = torch.initial_seed(), {each: name for name, each in model.named_modules()}
@@ -182,7 +180,7 @@ def initialize(model: nn.Module) -> None:
 def _set(module: nn.Module, seed: Seeded) -> None:
     """Set the parameters that `module` holds itself by the general rule."""
     seed(module)
-    rule, std, _ = _drawing.get()
+    rule, std, _ = _rule.get()
     match module:
         case nn.Linear():
             rule(module.weight, std, 1)
@@ -206,7 +204,7 @@ def _set(module: nn.Module, seed: Seeded) -> None:
 
 def _draw_table(weight: Tensor, usual: float, gain: float = 1.0) -> None:
     """Draw a table with the standard deviation `usual`, or by another rule, times `gain`."""
-    rule, std, _ = _drawing.get()
+    rule, std, _ = _rule.get()
     if rule is xavier:
         nn.init.normal_(weight, std=gain * usual)
     else:
@@ -243,17 +241,12 @@ def initialize_block(
 
 
 def _draw(
-    distribution: str,
-    seed: Seeded,
-    part: nn.Module | None,
-    gain: float,
-    usual: float = 1.0,
-    branches: int = 1,
+    distribution: str, seed: Seeded, part: Any, gain: float, usual: float = 1.0, branches: int = 1
 ) -> None:
     if not isinstance(part, nn.Linear):
         return
     seed(part)
-    rule, std, _ = _drawing.get()
+    rule, std, _ = _rule.get()
     if gain == 0.0:  # without a draw, so that the other matrices start as without zeros
         nn.init.zeros_(part.weight)
     elif rule is not xavier:

@@ -28,7 +28,7 @@ class ObjectiveConfig:
     causal_lm a decoder."""
     label_smoothing: float | None = None
     """Share of the target's probability spread evenly over the vocabulary, in the loss only. null:
-    0.1, and 0 for causal_lm, glue and squad."""
+    0.1 for translation, else 0."""
     z_loss: float = 0.0
     """w: w (log sum_v exp z_v)^2 of each token is added to the training loss (PaLM: 1e-4)."""
     intermediate_weight: float = 0.0

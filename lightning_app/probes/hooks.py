@@ -320,7 +320,6 @@ class ActivationHooks:
         self.tally.mean(place, measure(x.detach(), self._counted(stack)))
 
     def _counted(self, stack: str) -> Bool[Tensor, "batch token"]:
-        """Return the tokens of `stack` that count in the current layer."""
         real = self._real[stack]
         return real if self._running is None else real & self._running
 

@@ -83,7 +83,6 @@ def _score(name: str) -> Callable[[Own], Datum]:
 
 
 def _number_of_steps(score: Score | None, *more: str) -> Datum:
-    """A number of steps with its interval, and lines below it."""
     if score is None or math.isnan(score.estimate):
         return Datum(DASH, title=score.note if score else "not in the grid")
     ends = "" if math.isnan(score.low) else f"[{score.low:,.0f}, {score.high:,.0f}]"

@@ -165,7 +165,6 @@ def _class_paths(tree: Any) -> Iterator[str]:
 
 
 def _file_of(class_path: str) -> Path | None:
-    """The file of the imported module that contains a class."""
     module = class_path
     while "." in module:
         module = module.rpartition(".")[0]

@@ -268,6 +268,7 @@ TASKS.add(
         title="masked language modelling",
         architecture="encoder",
         masks=True,
+        label_smoothing=0.0,
         monitored=Monitored(counts="tokens"),
         scores=(
             QualityMetric(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +25,7 @@ from lightning_app.blocks.residual import Gain, LearnedGain
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.models.heads import ArchitectureConfig, EncoderDecoder, build_model
 from lightning_app.models.initialization import count_parameters, initial_values, initialize
+from lightning_app.runs.records import read_yaml
 from tests import reference
 from tests.noted import noted
 
@@ -512,12 +514,15 @@ def test_an_embedding_without_its_factor_is_the_row_of_its_token() -> None:
     torch.testing.assert_close(embedding(tokens), rows + table)
 
 
-def test_the_model_of_nanogpt_has_its_number_of_parameters() -> None:
-    """karpathy/nanoGPT, 3adf61e: 10.65 M in `train_shakespeare_char`, without 256 positions."""
-    sizes: Any = {"decoder_depth": 6, "model_dim": 384, "ff_dim": 1536, "num_heads": 6}
-    config = ArchitectureConfig(
-        kind="decoder", **sizes, positions="learned", max_positions=256, bias=False
-    )
-    build = partial(build_model, config, BlockConfig(), 65, 0)
-    count = count_parameters(lambda: config.built(build))
-    assert count - 256 * 384 == 6 * (12 * 384**2 + 2 * 384) + 384 + 65 * 384 == 10_646_784
+def test_the_models_of_recipes_have_their_numbers_of_parameters() -> None:
+    """10.65 M of nanoGPT (3adf61e) are without positions; transformers 5.24 has two segments."""
+
+    def count(recipe: str, vocabulary: int, **sizes: Any) -> int:
+        tree = read_yaml(Path(f"ablations/base/{recipe}.yaml"))["model"]
+        config = ArchitectureConfig(**(tree["architecture"] | sizes))
+        build = partial(build_model, config, BlockConfig(**tree["block"]), vocabulary, 0)
+        return count_parameters(lambda: config.built(build))
+
+    baby = {"decoder_depth": 6, "model_dim": 384, "ff_dim": 1536, "num_heads": 6}
+    assert count("nanogpt_shakespeare", 65, **baby) - 64 * 384 == 10_646_784
+    assert count("hf_mlm", 30_522) + 2 * 768 == 109_514_298

@@ -6,7 +6,6 @@
 import itertools
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 from scipy import stats
 
-from benchmarks import coverage, steps_to_loss
+from benchmarks import coverage
 from lightning_app.report.statistics import (
     Estimate,
     bleu_difference,
@@ -43,6 +42,8 @@ def test_t_is_scipys(draws):
     assert high == pytest.approx(ends.high)
     assert p == pytest.approx(test.pvalue)
     assert t_interval(list(draws[4] - 1.2)) == pytest.approx((low[4], high[4], p[4]))
+    for no_spread in ([1.0], [0.3, 0.1 + 0.2, 0.3]):
+        assert all(math.isnan(value) for value in t_interval(no_spread))
 
 
 def test_wilson_is_scipys():
@@ -52,6 +53,7 @@ def test_wilson_is_scipys():
             ends = stats.binomtest(failed, count).proportion_ci(0.95, "wilson")
             assert (low[failed], high[failed]) == pytest.approx((ends.low, ends.high))
             assert wilson_interval(failed, count) == (low[failed], high[failed])
+    assert wilson_interval(0, 1) == pytest.approx((0.0, 0.793450), abs=1e-6)
 
 
 def test_holm_is_the_closed_test_of_bonferroni():
@@ -60,13 +62,9 @@ def test_holm_is_the_closed_test_of_bonferroni():
     for _ in range(20):
         p = draw.uniform(0, 0.6, 5) ** 2
         sets = [s for size in range(1, 6) for s in itertools.combinations(range(5), size)]
-        closed = [
-            max(min(1.0, len(s) * p[list(s)].min()) for s in sets if i in s) for i in range(5)
-        ]
+        of_set = {s: min(1.0, len(s) * p[list(s)].min()) for s in sets}
+        closed = [max(of_set[s] for s in sets if i in s) for i in range(5)]
         assert holm_values(p) == pytest.approx(closed)
-
-
-def test_holm_leaves_out_what_was_not_tested():
     rows = [[0.04, math.nan, 0.01, 0.03], [math.nan, math.nan, 0.5, 0.2]]
     wanted = [[0.06, math.nan, 0.03, 0.06], [math.nan, math.nan, 0.5, 0.4]]
     assert holm_values(rows) == pytest.approx(np.array(wanted), nan_ok=True)
@@ -154,12 +152,6 @@ def test_how_many_seeds_would_decide(matters: float):
     assert seeds_to_decide(row_of([0.0, 1.0]), 0.0) == 11  # 2.228 * 0.7071 / sqrt(11)
 
 
-def test_intervals_that_do_not_exist():
-    assert all(math.isnan(value) for value in t_interval([1.0]))
-    assert all(math.isnan(value) for value in t_interval([0.3, 0.1 + 0.2, 0.3]))
-    assert wilson_interval(0, 1) == pytest.approx((0.0, 0.793450), abs=1e-6)
-
-
 SENTENCES = [f"the {a} saw the {b} in the garden" for a in ("dog", "cat") for b in "abcde"]
 
 
@@ -208,17 +200,14 @@ def test_coverage_in_short():
                     assert abs(row.rate - 0.95) < 4 * row.error, row
 
 
-def test_intervals_over_mixed_endings_do_not_hold():
-    whole, alike = coverage.mixtures(5, 0.1, 1000, np.random.default_rng(13))
-    assert whole.rate < 0.5
-    assert alike.holds
-
-
-def test_wilson_holds_on_average_and_not_everywhere():
+def test_wilson_holds_on_average_and_intervals_over_mixed_endings_do_not():
     for seeds in coverage.SEEDS:
         _, exact = coverage.wilson_coverage(seeds)
         assert 0.95 < exact.mean() < 0.96
         assert 0.82 < exact.min() < 0.84
+    whole, alike = coverage.mixtures(5, 0.1, 1000, np.random.default_rng(13))
+    assert whole.rate < 0.5
+    assert alike.holds
 
 
 def test_tokenised_text_is_no_reason_to_warn(caplog):
@@ -238,16 +227,3 @@ def test_savings_and_what_does_not_matter_in_short():
     row = coverage.covered("T", "normal", 5, (low[:, None], high[:, None]), truth)
     assert coverage.LOW - 4 * row.error < row.rate < coverage.HIGH + 4 * row.error
     assert np.mean([row.rate for row in coverage.no_needs(30, rng)]) < 0.05
-
-
-def test_steps_to_a_loss() -> None:
-    def steps(curve: dict[int, float], *targets: float, failed: bool = False) -> list[float | None]:
-        run = SimpleNamespace(curve={"val/nll": curve}.__getitem__)
-        cell: Any = SimpleNamespace(
-            run=run, monitored=SimpleNamespace(loss="val/nll"), failed=failed
-        )
-        return [steps_to_loss.reached(cell, target) for target in targets]
-
-    curve = {50: 4.0, 100: 3.0, 150: 3.5, 200: 2.0}
-    assert steps(curve, 4.5, 3.25, 2.75, 1.9) == [50.0, 87.5, 175.0, None]
-    assert steps(curve, 2.75, failed=True) == steps({}, 1.0) == [None]

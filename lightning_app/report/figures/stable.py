@@ -88,7 +88,6 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
 
 
 def _colour_bar(figure: "Figure", mappable: "ScalarMappable") -> None:
-    """The colour scale of the maps, in the space that `arrange` has left below."""
     width, height = map(float, figure.get_size_inches())
     length = min(4.0, 0.7 * width)
     place = ((width - length) / 2 / width, 0.5 / height, length / width, 0.14 / height)

@@ -301,7 +301,6 @@ class SaveOnInterrupt(pl.Callback):
 
 
 def _is_validated(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Whether a validation follows this batch."""
     every, epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
     if every is None:
         return False

@@ -1,0 +1,218 @@
+"""Train public recipes beside the code of their authors, on the same batches from the same values.
+
+    git clone https://github.com/karpathy/nanoGPT PUBLIC/nanoGPT
+    pip install transformers
+    python -m benchmarks.recipes PUBLIC
+
+The base configs of `ablations/base` run for 20 steps in float64, without dropout. At each step the
+model of the authors takes the same batch, with their optimizer, rate and clipping. A line has the
+largest difference of two losses; the program ends with code 1 where one is above 1e-9.
+"""
+
+import argparse
+import math
+import sys
+from abc import abstractmethod
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from benchmarks.public_code import largest, published
+from lightning_app import fit
+
+BOUND, STEPS = 1e-9, 20
+
+
+class Beside(pl.Callback):
+    """A model by others that is trained on the batches of a run.
+
+    Attributes:
+        worst: The largest difference of two losses.
+        steps: The number of steps that were compared.
+    """
+
+    worst, steps = 0.0, 0
+
+    def __init__(self, folder: str = "") -> None:
+        self.folder = Path(folder)
+
+    @abstractmethod
+    def start(self, module: Any, steps: int) -> tuple[nn.Module, dict[str, str]]:
+        """Build their model, and return it with the names of its parameters: theirs, then ours.
+
+        Sets `optimizer` and `rate`, a function of the steps done.
+        """
+
+    @abstractmethod
+    def loss(self, batch: Any) -> Tensor:
+        """Return their loss of one of our batches."""
+
+    @torch.no_grad()
+    def on_train_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        ours = pl_module.model
+        self.theirs, names = self.start(pl_module, trainer.max_steps)
+        for theirs, source in names.items():
+            parts = [ours.get_parameter(name) for name in source.split(" + ")]
+            self.theirs.get_parameter(theirs).copy_(torch.cat(parts))
+        trained = [p for p in self.theirs.parameters() if p.requires_grad]
+        sizes = [sum(p.numel() for p in model) for model in (ours.parameters(), trained)]
+        assert sizes[0] == sizes[1], f"{sizes[0]:,} parameters, theirs {sizes[1]:,}"
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *batch: Any) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(trainer.global_step - 1)
+        loss = self.loss(batch[0])
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.theirs.parameters(), trainer.gradient_clip_val)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        type(self).worst = max(self.worst, largest(outputs["nll"], loss))
+        type(self).steps += 1
+
+
+class NanoGPT(Beside):
+    """`model.py`, `configure_optimizers` and `get_lr` of karpathy/nanoGPT, commit 3adf61e."""
+
+    def start(self, module: Any, steps: int) -> tuple[nn.Module, dict[str, str]]:
+        sizes, adamw, schedule = module.architecture, module.optimizer, module.schedule
+        space = published(self.folder / "model.py", {})
+        config = space["GPTConfig"](
+            block_size=sizes.max_positions,
+            vocab_size=module.vocab_size,
+            n_layer=sizes.decoder_depth,
+            n_head=sizes.num_heads,
+            n_embd=sizes.model_dim,
+            dropout=0.0,
+            bias=False,
+        )
+        theirs = space["GPT"](config)
+        rate = (adamw.lr, adamw.betas)
+        self.optimizer = theirs.configure_optimizers(adamw.weight_decay, *rate, "cpu")
+        text = (self.folder / "train.py").read_text(encoding="utf-8")
+        names = {"math": math, "learning_rate": adamw.lr, "min_lr": schedule.floor * adamw.lr}
+        names |= {"warmup_iters": schedule.warmup_steps - 1, "lr_decay_iters": steps}
+        exec(text[text.index("def get_lr") : text.index("# logging\n")], names)
+        self.rate = names["get_lr"]
+        top = {"wte": "embedding.tokens", "wpe": "embedding.position_table"}
+        top["ln_f"] = "decoder.final_norm"
+        layer = {
+            "ln_1": "around_self.norm_input",
+            "ln_2": "around_ff.norm_input",
+            "attn.c_proj": "self_attention.output",
+            "mlp.c_fc": "feed_forward.inner",
+            "mlp.c_proj": "feed_forward.outer",
+        }
+        found = {
+            f"{a}.weight": f"{b}.weight" for a, b in (top | {"ln_f": "decoder.final_norm"}).items()
+        }
+        for n in range(sizes.decoder_depth):
+            ours = f"decoder.blocks.{n}"
+            found |= {f"h.{n}.{a}.weight": f"{ours}.{b}.weight" for a, b in layer.items()}
+            maps = (f"{ours}.self_attention.{name}.weight" for name in ("query", "key", "value"))
+            found[f"h.{n}.attn.c_attn.weight"] = " + ".join(maps)
+        return theirs, {f"transformer.{a}": b for a, b in found.items()}
+
+    def loss(self, batch: Any) -> Tensor:
+        return self.theirs(batch.tokens, batch.labels)[1]
+
+
+class Bert(Beside):
+    """`BertForMaskedLM` of transformers with the optimizer and the rate of its Trainer."""
+
+    def start(self, module: Any, steps: int) -> tuple[nn.Module, dict[str, str]]:
+        from transformers import BertConfig, BertForMaskedLM, get_linear_schedule_with_warmup
+
+        sizes, adamw = module.architecture, module.optimizer
+        config = BertConfig(
+            vocab_size=module.vocab_size,
+            hidden_size=sizes.model_dim,
+            num_hidden_layers=sizes.encoder_depth,
+            num_attention_heads=sizes.num_heads,
+            intermediate_size=sizes.ff_dim,
+            max_position_embeddings=sizes.max_positions,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        theirs = BertForMaskedLM(config)
+        # All text is their first segment, whose vector is learned beside that of each position.
+        theirs.bert.embeddings.token_type_embeddings.weight.zero_().requires_grad_(False)
+        rates = {"lr": adamw.lr, "betas": adamw.betas, "eps": adamw.eps, "weight_decay": 0.0}
+        self.optimizer = torch.optim.AdamW(theirs.parameters(), **rates)
+        other = torch.optim.SGD(theirs.parameters(), lr=adamw.lr)
+        (factor,) = get_linear_schedule_with_warmup(other, 0, steps).lr_lambdas
+        self.rate = lambda done: adamw.lr * factor(done)
+        embeddings = {
+            "word_embeddings.weight": "tokens.weight",
+            "position_embeddings.weight": "position_table.weight",
+            "LayerNorm.weight": "norm.weight",
+            "LayerNorm.bias": "norm.bias",
+        }
+        found = {f"bert.embeddings.{a}": f"embedding.{b}" for a, b in embeddings.items()}
+        layer = {
+            **{f"attention.self.{m}": f"self_attention.{m}" for m in ("query", "key", "value")},
+            "attention.output.dense": "self_attention.output",
+            "attention.output.LayerNorm": "around_self.norm_sum",
+            "intermediate.dense": "feed_forward.inner",
+            "output.dense": "feed_forward.outer",
+            "output.LayerNorm": "around_ff.norm_sum",
+        }
+        for n in range(sizes.encoder_depth):
+            for a, b in layer.items():
+                for kind in ("weight", "bias"):
+                    theirs_ = f"bert.encoder.layer.{n}.{a}.{kind}"
+                    found[theirs_] = f"encoder.blocks.{n}.{b}.{kind}"
+        head = {"transform.dense": "transform", "transform.LayerNorm": "norm"}
+        for a, b in head.items():
+            found |= {f"cls.predictions.{a}.{k}": f"{b}.{k}" for k in ("weight", "bias")}
+        return theirs, found | {"cls.predictions.bias": "output_bias"}
+
+    def loss(self, batch: Any) -> Tensor:
+        logits = self.theirs(input_ids=batch.tokens).logits.flatten(0, 1)
+        return nn.functional.cross_entropy(logits[batch.positions], batch.labels)
+
+
+SMALL = {"encoder_depth": 2, "model_dim": 32, "ff_dim": 64, "num_heads": 4, "max_positions": 32}
+SMALL |= {"dropout": 0.0, "attention_dropout": 0.0}
+CORPUS = {"name": "synthetic", "tokenizer": "word", "vocab_size": None, "window": 32}
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "nanogpt_shakespeare": ("NanoGPT", {"schedule.warmup_steps": 6, "schedule.reference_steps": 6}),
+    "hf_mlm": ("Bert", {f"architecture.{name}": value for name, value in SMALL.items()}),
+}
+
+
+def compare(recipe: str, folder: Path) -> float:
+    """Return the largest difference of two losses of a recipe."""
+    name, fields = RECIPES[recipe]
+    beside = {"class_path": f"benchmarks.recipes.{name}", "init_args": {"folder": str(folder)}}
+    over = {f"model.{field}": value for field, value in fields.items()}
+    if recipe == "hf_mlm":
+        over |= {f"data.{field}": value for field, value in CORPUS.items()}
+    trainer = {"max_steps": STEPS, "val_check_interval": STEPS, "limit_val_batches": 1}
+    trainer |= {"precision": "64-true", "callbacks": [beside]}
+    with TemporaryDirectory() as place:
+        trainer["default_root_dir"] = place
+        over |= {f"trainer.{field}": value for field, value in trainer.items()}
+        fit(f"ablations/base/{recipe}.yaml", over)
+    compared = getattr(import_module("benchmarks.recipes"), name)
+    assert compared.steps == STEPS, f"{recipe}: {compared.steps} steps were compared"
+    return compared.worst
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("checkouts", type=Path, help="the folder of the clones")
+    folder = parser.parse_args().checkouts
+    torch.set_default_dtype(torch.float64)
+    found = {recipe: compare(recipe, folder / "nanoGPT") for recipe in RECIPES}
+    for recipe, worst in found.items():
+        print(f"{worst:.1e} {'within' if worst <= BOUND else 'above'} {BOUND:.0e}  {recipe}")
+    return int(not all(worst <= BOUND for worst in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
