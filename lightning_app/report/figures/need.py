@@ -328,7 +328,8 @@ def loss_by_rate(part: Part, *, columns: int = 4) -> list[Sketch]:
     axes.set_xscale("log", base=2)
     shown = rates[:: math.ceil(len(rates) / TICKS)]
     axes.set_xticks(shown, [f"{lr:.2g}" for lr in shown])
-    axes.set_xticks([] if part.grid.trials else rates, minor=True)
+    small = [] if part.grid.trials else rates
+    axes.set_xticks(small, [""] * len(small), minor=True)  # else matplotlib labels some
     axes.set_xlim(rates[0] / 1.25, rates[-1] * 1.25)
     ring = "mean of the best trials" if part.grid.trials else "best rate"
     handles = [

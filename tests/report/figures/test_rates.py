@@ -1,6 +1,7 @@
 """The loss against the learning rate, which a grid of several rates opens with."""
 
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -54,6 +55,21 @@ def rings(folder):
         ]
         for axes in drawn.figure.axes
     }
+
+
+def test_few_rates_have_numbers_which_do_not_overlap(make_grid):
+    """With nine rates in four octaves matplotlib also labels the small ticks."""
+    rates = [1e-3 * 2 ** (step / 2) for step in range(9)]
+    axes = {**AXES, SEED: [1], PRESET: ["post_ln", "pre_ln", "sas", "b2t"], RATE: rates}
+    grid = read_results(make_grid(outcome, axes, curves=False).folder)
+    (drawn,) = need.loss_by_rate(Part(grid=grid, group="all", lr=None, cells=grid.finished))
+    drawn.figure.canvas.draw()
+    for panel in drawn.figure.axes:
+        ticks = [*panel.xaxis.get_ticklabels(), *panel.xaxis.get_ticklabels(minor=True)]
+        labels = [label for label in ticks if label.get_visible() and label.get_text()]
+        spans = sorted((box.x0, box.x1) for box in (e.get_window_extent() for e in labels))
+        assert 0 < len(spans) <= 4
+        assert all(one[1] < two[0] for one, two in pairwise(spans))
 
 
 def test_the_best_rates_are_ringed(make_grid):
