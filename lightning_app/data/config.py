@@ -159,7 +159,7 @@ class DataConfig:
     masked_lm if next sentences are predicted)."""
     order: Literal["shuffled", "random", "streams"] = "shuffled"
     """shuffled: windows in random order, each a separate text; random: in training as many windows
-    at random places, drawn anew in every epoch (nanoGPT; causal_lm); streams: the text is cut into
+    at random places, new ones in every epoch (nanoGPT; causal_lm); streams: the text is cut into
     as many contiguous streams as a batch has windows, and each batch continues the previous one
     (causal_lm); needed for model.block.memory."""
     evaluation_streams: int = 1

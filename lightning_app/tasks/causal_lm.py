@@ -168,7 +168,7 @@ class CausalRows:
 
     def reading(self) -> str:
         """Describe how the split is read."""
-        begin = "at random, drawn anew in every epoch" if self._anywhere else f"every {self.stride}"
+        begin = "at random, new ones in every epoch" if self._anywhere else f"every {self.stride}"
         said = f"windows of {self.window} tokens that begin {begin} tokens"
         if self.documents is None:
             return said
