@@ -168,8 +168,8 @@ class CausalRows:
 
     def reading(self) -> str:
         """Describe how the split is read."""
-        begin = "at random, new ones in every epoch" if self._anywhere else f"every {self.stride}"
-        said = f"windows of {self.window} tokens that begin {begin} tokens"
+        begin = "at random places" if self._anywhere else f"every {self.stride} tokens"
+        said = f"windows of {self.window} tokens that begin {begin}"
         if self.documents is None:
             return said
         return f"{said}, each of {len(self.documents):,} documents alone"

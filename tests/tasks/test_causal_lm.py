@@ -35,7 +35,7 @@ def everything(rows: CausalRows) -> Any:
     return rows[0, np.arange(len(rows))]
 
 
-def test_the_text_is_read_as_it_is(corpus: PreparedCorpus) -> None:
+def test_the_text_is_read_as_it_is(corpus: PreparedCorpus, root: Path, text_config) -> None:
     """Blank lines, runs of spaces and those at the start of a line are part of the text."""
     ids = np.asarray(corpus.ids("valid", "text"))
     lines, line = [], []
@@ -48,9 +48,7 @@ def test_the_text_is_read_as_it_is(corpus: PreparedCorpus) -> None:
     assert "\n".join(lines) + "\n" == TEXT["valid"]
     assert line == []
     assert len(ids) == len(TEXT["valid"])
-
-
-def test_a_carriage_return_before_the_end_of_a_line_is_no_text(root: Path, text_config) -> None:
+    # A carriage return before the end of a line is no text.
     (root / "valid.txt").write_bytes(b"the cat\r\nthe dog\r\n")
     made = prepare(text_config(root, task="causal_lm", tokenizer="char"))
     assert made.meta["text"]["valid"] == {"bytes": 16, "words": 6}
@@ -69,9 +67,7 @@ def test_training_predicts_each_token_from_the_last(corpus: PreparedCorpus, wind
     assert rows.targets().tolist() == ids[:whole].tolist()
 
 
-def test_random_windows_are_texts_from_anywhere_and_others_in_every_epoch(
-    corpus: PreparedCorpus,
-) -> None:
+def test_random_windows_are_from_anywhere_and_others_in_every_epoch(corpus) -> None:
     """As many as without overlap; two ranks and a resumed run draw the same."""
     window = 5
     rows = CausalRows(corpus, "train", window, seed=1, anywhere=True)
@@ -90,6 +86,7 @@ def test_random_windows_are_texts_from_anywhere_and_others_in_every_epoch(
     assert begins[0] == begins[2] != begins[1]
     assert {begin % window for begin in begins[0]} == set(range(window))
     assert rows.remainder == 0
+    assert rows.reading() == f"windows of {window} tokens that begin at random places"
     assert rows.targets().tolist() == ids
     ranks = [CausalRows(corpus, "train", window, None, 1, r, 2, anywhere=True) for r in (0, 1)]
     parts = [rank[1, np.array([4, 1, 3])].tokens.tolist() for rank in ranks]
@@ -126,12 +123,6 @@ def test_evaluation_predicts_each_token_once_with_its_context(corpus, window, st
     assert sorted(seen) == list(range(len(ids)))
 
 
-def test_windows_of_one_batch_may_be_any(corpus: PreparedCorpus) -> None:
-    """The first window predicts more than the others also where it is not alone."""
-    batch = everything(CausalRows(corpus, "valid", 6, 2))
-    assert batch.labels[batch.labels != PAD].tolist() == corpus.ids("valid", "text").tolist()
-
-
 def test_batches_have_as_many_windows_as_the_budget_allows(corpus: PreparedCorpus) -> None:
     blank = CausalRows(corpus, "train", 6, None, 1, 2, 3)[0, np.array([4, 1])]
     assert (blank.index.tolist(), blank.labels.tolist()) == ([-1], [[PAD]])
@@ -140,6 +131,11 @@ def test_batches_have_as_many_windows_as_the_budget_allows(corpus: PreparedCorpu
     strides = [len(of) for _, of in CausalRows(corpus, "valid", 6, 2).sampler(20)]
     assert strides[0] == 1
     assert set(strides[1:-1]) == {3}
+    # The first window predicts more than the others also where it is not alone.
+    batch = everything(CausalRows(corpus, "valid", 6, 2))
+    assert batch.labels[batch.labels != PAD].tolist() == corpus.ids("valid", "text").tolist()
+    with pytest.raises(UserError, match=r"data\.window is 5000"):
+        CausalRows(corpus, "train", 5000, seed=1)
 
 
 def test_no_logit_depends_on_a_later_token() -> None:
@@ -234,9 +230,8 @@ def test_documents_end_with_their_separators(documents: PreparedCorpus) -> None:
     [("a|b|---|c|---|---|d|---", [0, 3, 6]), ("---|a|--- |b", [0, 3]), ("a||b", [0]), ("---", [0])],
 )
 def test_a_stated_separator(lines: str, begins: list[int]) -> None:
-    config = DataConfig(
-        name="text", task="causal_lm", root=".", vocab_size=9, document_separator="---"
-    )
+    given: dict[str, Any] = {"document_separator": "---", "vocab_size": 9}
+    config = DataConfig(name="text", task="causal_lm", root=".", **given)
     assert CORPORA["text"]().documents(config, lines.split("|")) == begins
 
 
@@ -367,7 +362,7 @@ def masked_config(root: Path, **block: Any) -> dict[str, Any]:
     }
 
 
-def test_blocks_of_queries_are_refused_with_documents(root: Path) -> None:
+def test_blocks_of_queries_are_refused_with_documents_and_ids_tell_them(root: Path) -> None:
     """They would lie elsewhere in a document than if it were alone; a sliding window does not."""
     span = {"query_block": 2, "memory": 4}
     said = r"masking with localised_span query_block 2: .* query_block 1$"
@@ -377,18 +372,10 @@ def test_blocks_of_queries_are_refused_with_documents(root: Path) -> None:
     joined["data"]["intra_document_masking"] = False
     resolve(joined, "mine.yaml")
     resolve(masked_config(root, localised_span={**span, "query_block": 1}), "mine.yaml")
-
-
-def test_another_masking_is_another_experiment(root: Path) -> None:
     masked, joined = masked_config(root), masked_config(root)
     del joined["data"]["intra_document_masking"]
     one, two = (cell_id(resolve(tree, "x.yaml")) for tree in (masked, joined))
     assert one != two
-
-
-def test_too_short_a_split_is_refused(corpus: PreparedCorpus) -> None:
-    with pytest.raises(UserError, match=r"data\.window is 5000"):
-        CausalRows(corpus, "train", 5000, seed=1)
 
 
 def test_label_smoothing_is_off_by_default() -> None:
