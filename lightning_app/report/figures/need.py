@@ -86,7 +86,7 @@ def forest(part: Part, *, narrow: bool = False) -> list[Sketch]:
         found = row.found
         points = [(value, place - 0.17) for _, value in found.values]
         urls = [links.about(f"{row.name}, seed {s}: {value:.4f}") for s, value in found.values]
-        dots(axes, points, urls, color=BLUE, s=16, alpha=0.6, zorder=3)
+        dots(axes, points, urls, color=BLUE, s=16, alpha=0.9, zorder=3)
         for ends, width in (
             ((found.holm_low, found.holm_high), 1.0),
             ((found.low, found.high), 3.0),
@@ -117,13 +117,14 @@ def forest(part: Part, *, narrow: bool = False) -> list[Sketch]:
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(axis if not narrow else axis.replace("     ", "\n"))
     handles = [
-        key("one seed", marker="o", markersize=4, color=BLUE, alpha=0.6),
+        key("one seed", marker="o", markersize=4, color=BLUE, alpha=0.9),
+        key("mean", marker="D", markersize=5, color=BLUE),
         key(f"{LEVEL:.0%} interval", color=INK, linestyle="-", linewidth=3.0),
         key("interval that decides", color=INK, linestyle="-", linewidth=1.0),
     ]
     if matters:
         handles.append(key("does not matter", marker="s", color=MUTED, alpha=0.3, markersize=9))
-    figure.legend(handles=handles, loc="outside upper center", ncols=2 if narrow else 4)
+    figure.legend(handles=handles, loc="outside upper center", ncols=2 if narrow else 5)
     frozen(figure)
     return [sketch("forest", figure, table, links, part.cells)]
 
