@@ -44,14 +44,6 @@ def test_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_refusal_names_the_folder() -> None:
-    said = "there: cannot be written: Read-only file system"
-    with pytest.raises(UserError, match=said), writing_in(Path("there")):
-        raise OSError(errno.EROFS, "Read-only file system")
-    with pytest.raises(OSError, match="broken"), writing_in(Path("there")):
-        raise OSError(errno.EIO, "broken")
-
-
 @pytest.mark.parametrize(
     ("path", "words"),
     [
@@ -99,7 +91,7 @@ def test_an_output_folder_goes_again_where_the_work_fails_and_left_nothing(tmp_p
     assert folder.is_dir()  # it was there before
 
 
-def test_a_full_disk_is_known_in_all_its_forms() -> None:
+def test_a_full_disk_is_known_and_a_refusal_names_the_folder() -> None:
     assert is_disk_full(OSError(errno.ENOSPC, "x"))
     assert is_disk_full(OSError(errno.EDQUOT, "x"))
     assert is_disk_full(RuntimeError("[enforce fail] . PytorchStreamWriter failed writing file"))
@@ -108,3 +100,8 @@ def test_a_full_disk_is_known_in_all_its_forms() -> None:
     assert is_disk_full(nested)
     assert not is_disk_full(OSError(errno.EIO, "x"))
     assert not is_disk_full(RuntimeError("CUDA out of memory"))
+    said = "there: cannot be written: Read-only file system"
+    with pytest.raises(UserError, match=said), writing_in(Path("there")):
+        raise OSError(errno.EROFS, "Read-only file system")
+    with pytest.raises(OSError, match="broken"), writing_in(Path("there")):
+        raise OSError(errno.EIO, "broken")

@@ -56,7 +56,7 @@ CHANGING = {
 }
 
 
-def test_variables_that_change_arithmetic_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changes_arithmetic_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     before = arithmetic()
     for name, value in (("ONEDNN_VERBOSE", "1"), ("ONEDNN_DEFAULT_FPMATH_MODE", "STRICT")):
         monkeypatch.setenv(name, value)
@@ -65,16 +65,13 @@ def test_variables_that_change_arithmetic_are_recorded(monkeypatch: pytest.Monke
         with monkeypatch.context() as patched:
             patched.setenv(name, value)
             assert arithmetic() == {**before, name: value}
-
-
-def test_switches_of_torch_are_recorded() -> None:
     assert "float32_matmul_precision" not in arithmetic()
-    before = torch.get_float32_matmul_precision()
+    switch = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
         assert arithmetic()["float32_matmul_precision"] == "medium"
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(switch)
     torch.use_deterministic_algorithms(True)
     try:
         assert arithmetic() == {"deterministic_algorithms": "True"}

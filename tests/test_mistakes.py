@@ -13,9 +13,8 @@ from lightning_app.cli import main
 from tests.attempt import measured
 from tests.tables import changed
 
-BASE = yaml.safe_load(
-    (Path(__file__).parents[1] / "ablations" / "base" / "synthetic.yaml").read_text()
-)
+ABLATIONS = Path(__file__).parents[1] / "ablations"
+BASE = yaml.safe_load((ABLATIONS / "base" / "synthetic.yaml").read_text())
 MARK = Path("sprung")
 TRAP = "import pathlib\npathlib.Path('sprung').touch()\nclass Trap: pass\n"
 EVIL = {"class_path": "trap.Trap"}
@@ -54,11 +53,12 @@ def of_fit(said: str, **fields: Any) -> Case:
     return Case("fit --config run.yaml", said, {"run.yaml": config(**fields)})
 
 
+CONFIG: dict[str, str | bytes] = {"run.yaml": config()}
 RUN: dict[str, str | bytes] = {
     "experiments/mine/runs/one/config.yaml": config(),
     "experiments/mine/runs/one/checkpoints/best.ckpt": "",
 }
-STUDY = Path(__file__).parents[1] / "ablations" / "results" / "iwslt14_bleu"
+STUDY = ABLATIONS / "results" / "iwslt14_bleu"
 LINES = "a line\n" * 300
 TAKEN = """
 from lightning_app.blocks.presets import preset
@@ -79,7 +79,7 @@ AT_ONCE = [
     Case("plan grod.yaml", "no such file; did you mean 'grid.yaml'?", {"grid.yaml": ""}),
     Case("fit --lr 1e-3", "unknown key 'lr'; did you mean 'model.optimizer.lr'?"),
     Case("fit --batch_size 3", "did you mean 'data.tokens_per_batch'?"),
-    Case("run run.yaml", "is a config, not a grid; ablate fit", {"run.yaml": config()}),
+    Case("run run.yaml", "is a config, not a grid; ablate fit", CONFIG),
     Case("status demo", "holds no plan yet"),
     Case("report joint", "results/joint` shows published runs"),
     Case("report demo --port 80", "--port: needs --serve"),
@@ -94,7 +94,7 @@ AT_ONCE = [
     Case("show", "RUN"),
     Case("show nowhere", "RUN nowhere: there is no such folder"),
     Case("show mine/one --jsn", "did you mean '--json'?"),
-    Case("show run.yaml", "is a file; expected the folder of a run", {"run.yaml": config()}),
+    Case("show run.yaml", "is a file; expected the folder of a run", CONFIG),
     Case("diff mine/one", "RUN"),
     Case("diff mine/one mine/two", "no folder experiments/mine/runs/one"),
     Case("completion bash", "use ablate --print-completion SHELL"),
@@ -159,16 +159,12 @@ MISTAKES = [
     Case("fit --model.schedule.warmup 3", "did you mean 'warmup_steps' or 'warmup_of'?"),
     Case("fit --model.lr 1e-3", "did you mean 'model.optimizer.lr'?"),
     Case("fit --model.block.preset postln", "unknown name 'postln'; did you mean 'post_ln'?"),
-    Case("validate --config run.yaml", "--ckpt_path is needed", {"run.yaml": config()}),
-    Case("test --config run.yaml --ckpt_path best", "best.ckpt", {"run.yaml": config()}),
-    Case("predict --config run.yaml --ckpt_path x.ckpt", "x.ckpt", {"run.yaml": config()}),
+    Case("validate --config run.yaml", "--ckpt_path is needed", CONFIG),
+    Case("test --config run.yaml --ckpt_path best", "best.ckpt", CONFIG),
+    Case("predict --config run.yaml --ckpt_path x.ckpt", "x.ckpt", CONFIG),
     Case("blocks pre_lm", "did you mean 'pre_ln'?"),
     Case("blocks sas --encoder-depth -1", "depth"),
-    Case(
-        "fit --config run.yaml --model.block.nrom x",
-        "command line: unknown key",
-        {"run.yaml": config()},
-    ),
+    Case("fit --config run.yaml --model.block.nrom x", "command line: unknown key", CONFIG),
     Case("bench --peers", "benchmarks/bench.py"),
     Case("probe --theory", "benchmarks/theory/run.py"),
     Case("--plugin a.py blocks", "give the new part another name", {"a.py": TAKEN}),
@@ -179,10 +175,6 @@ MISTAKES = [
     of_fit("trainer.fast_dev_run: True", trainer__fast_dev_run=True),
     of_fit("seed_everything: expected a whole number", seed_everything=True),
     of_fit("model.optimizer.eps: nan is not a finite", model__optimizer__eps=float("nan")),
-    of_fit(
-        "WandbLogger needs the package 'wandb'",
-        trainer__logger={"class_path": "lightning.pytorch.loggers.WandbLogger"},
-    ),
     of_fit(
         "trainer.callbacks.init_args: missing a required argument: 'monitor'",
         trainer__callbacks=[{"class_path": "lightning.pytorch.callbacks.EarlyStopping"}],

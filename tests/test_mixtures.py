@@ -67,10 +67,8 @@ def trained_by(library: str) -> dict[str, Any]:
 def test_versions_of_an_optimizers_package_are_versions_of_the_code() -> None:
     """Not that some runs have an optimizer of a package and others do not."""
     records = {"one": trained_by("schedulefree 1.4.1"), "two": trained_by("schedulefree 1.4")}
-    assert mixed(records)["code"] == {
-        "aaaa+schedulefree 1.4.1": ["one"],
-        "aaaa+schedulefree 1.4": ["two"],
-    }
+    versions = {"aaaa+schedulefree 1.4.1": ["one"], "aaaa+schedulefree 1.4": ["two"]}
+    assert mixed(records)["code"] == versions
     records["two"] = trained_by("pytorch-optimizer 4.1.0")
     assert not mixed({**records, "three": record()})
     assert not mixed({"one": trained_by("torch 2.13.0"), "two": trained_by("torch 2.13.1")})
@@ -129,21 +127,15 @@ def test_code_of_another_form_that_computes_the_same_is_no_other_code() -> None:
 AXES = {name: {"seed_everything": 1} for name in ("one", "two", "three", "four")}
 
 
-def test_other_data_than_most_is_a_stranger() -> None:
+def test_other_data_than_most_or_than_an_axis_plans_is_a_stranger() -> None:
     records = {"one": record(), "two": record("c2", "d2"), "three": record()}
     assert strangers(records, AXES) == {"d2": ["two"]}
     assert strangers({"one": record(), "three": record()}, AXES) == {}
     del records["three"]
     records["two"]["finished"] = "2026-01-02"  # the latest decides between equals
     assert strangers(records, AXES) == {"d1": ["one"]}
-
-
-def test_data_that_an_axis_varies_is_planned() -> None:
     records = {"one": record(), "two": record("c2", "d2")}
     assert strangers(records, {"one": {"data.window": 16}, "two": {"data.window": 32}}) == {}
-
-
-def test_a_run_on_two_corpora_is_always_a_stranger() -> None:
     both = record(resumed_from=[{**PROVENANCE, "data": "d0"}])
     assert strangers({"one": both, "two": both}, AXES) == {"d0 then d1": ["one", "two"]}
 

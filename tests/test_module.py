@@ -192,11 +192,6 @@ def test_a_step_that_is_not_logged_never_waits(tmp_path, cache, monkeypatch, kin
     assert [each for each in waits.seen if each[0] in (2, 3, 5)] == []
 
 
-def test_tf32_is_off_unless_asked_for() -> None:
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert not torch.backends.cuda.matmul.allow_tf32
-
-
 def test_dropout_draws_new_numbers_at_each_step_batch_and_rank(
     tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +214,7 @@ def test_dropout_draws_new_numbers_at_each_step_batch_and_rank(
     assert len(set(draws)) == 4
 
 
-def test_each_evaluation_is_of_its_own_weights(tmp_path: Path, cache: str) -> None:
+def test_each_evaluation_is_of_its_own_weights_without_tf32(tmp_path: Path, cache: str) -> None:
     trained, corpus = module(), data(cache)
     fitter = trainer(tmp_path, limit_val_batches=2)
     (first,) = fitter.validate(trained, corpus, verbose=False)
@@ -231,6 +226,8 @@ def test_each_evaluation_is_of_its_own_weights(tmp_path: Path, cache: str) -> No
     (again,) = fitter.validate(trained, corpus, verbose=False)
     assert second == again
     assert second["val/nll"] != pytest.approx(first["val/nll"], rel=1e-3)
+    assert torch.get_float32_matmul_precision() == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32
 
 
 class Penalty(torch.nn.Module, AuxiliaryTerms):
@@ -318,18 +315,12 @@ def test_shares_of_ranks_have_the_ponder_cost_of_the_whole() -> None:
         def cost(
             tokens: list[list[int]], index: list[int], kind: str = kind, model=model, system=system
         ) -> list[float]:
-            source = torch.tensor(tokens)
+            source, real = torch.tensor(tokens), index[0] >= 0
             if kind == "translation":
-                target = (
-                    torch.tensor([[2, 5, 3, 0]] * len(tokens))
-                    if index[0] >= 0
-                    else torch.zeros(1, 2).long()
-                )
+                target = torch.tensor([[2, 5, 3, 0]] * len(tokens) if real else [[0, 0]])
                 batch: Any = TranslationBatch(source, target, torch.tensor(index), torch.tensor(4))
             else:
-                places = torch.tensor(
-                    [1 + 3 * i for i in range(len(index))] if index[0] >= 0 else []
-                ).long()
+                places = torch.tensor([1 + 3 * i for i in range(len(index))] if real else []).long()
                 batch = MaskedBatch(source, places, places, torch.tensor(index), torch.tensor(2))
             count_tokens_of(model, system.objective.real_tokens(batch))
             system.objective.sums(model, batch)

@@ -29,6 +29,11 @@ from tests import tiny
 SMALL: dict[str, Any] = {"decoder_depth": 2, "model_dim": 8, "ff_dim": 12, "num_heads": 2}
 
 
+def model_of(block: BlockConfig, kind: Any = "encoder_decoder") -> torch.nn.Module:
+    architecture = ArchitectureConfig(kind=kind, encoder_depth=2, **SMALL)
+    return build_model(architecture, block, vocab_size=17, pad=0)
+
+
 def rates(config: ScheduleConfig, total: int, lr: float = 1.0) -> list[float]:
     """The rates that an optimizer really steps with, t = 1 .. total."""
     parameter = torch.nn.Parameter(torch.zeros(1))
@@ -100,12 +105,7 @@ def test_other_decays_need_no_such_room() -> None:
 
 
 def test_only_matrices_and_embeddings_decay() -> None:
-    model = build_model(
-        ArchitectureConfig(encoder_depth=2, **SMALL),
-        BlockConfig(preset="sas"),
-        vocab_size=17,
-        pad=0,
-    )
+    model = model_of(BlockConfig(preset="sas"))
     decaying, free = parameter_groups(model, 0.1)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decayed = {names[id(p)] for p in decaying["params"]}
@@ -184,9 +184,7 @@ class DecayingSpan(Span):
 
 
 def spanned(span: Span) -> torch.nn.Module:
-    model = build_model(
-        ArchitectureConfig(encoder_depth=2, **SMALL), BlockConfig(), vocab_size=17, pad=0
-    )
+    model = model_of(BlockConfig())
     _, block = next(iter(stacks(model)["encoder"].layers))
     block.self_attention.add_module("own_span", span)
     initialize(model)
@@ -281,9 +279,8 @@ def test_a_scale_is_trained_faster_than_it_is_large() -> None:
 def test_parameters_of_blocks_have_a_factor_of_the_rate(kind: str) -> None:
     """All but scalars with a rate of their own, here spans. The last norm and embeddings are not
     in blocks."""
-    architecture = ArchitectureConfig(kind="decoder", **SMALL)
     block = BlockConfig(adaptive_span=AdaptiveSpan(longest=8, ramp=2.0, lr=0.01))
-    model = build_model(architecture, block, vocab_size=17, pad=0)
+    model = model_of(block, "decoder")
     initialize(model)
     config = OptimizerConfig(kind=kind, lr=0.5, block_rate=0.25)
     optimizer = build_optimizer(config, model, fused=False)

@@ -17,7 +17,7 @@ def caught(action) -> BaseException:
     raise AssertionError("did not fail")
 
 
-def test_what_torch_and_python_raise() -> None:
+def test_what_torch_and_python_raise_and_no_other_error() -> None:
     wrapped = ValueError("the step failed")
     wrapped.__cause__ = caught(lambda: torch.empty(1 << 60, dtype=torch.uint8))
     for error in (
@@ -27,14 +27,11 @@ def test_what_torch_and_python_raise() -> None:
         OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)),
     ):
         assert is_out_of_memory(error), error
+    assert not is_out_of_memory(ValueError("the model forgot: out of memory of its past"))
+    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
+    assert not is_out_of_memory(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 @pytest.mark.gpu
 def test_a_tensor_that_no_gpu_holds() -> None:
     assert is_out_of_memory(caught(lambda: torch.empty(1 << 50, dtype=torch.uint8, device="cuda")))
-
-
-def test_other_errors_are_not() -> None:
-    assert not is_out_of_memory(ValueError("the model forgot: out of memory of its past"))
-    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
-    assert not is_out_of_memory(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))

@@ -81,20 +81,15 @@ def test_a_child_begins_with_all_but_the_heads(tree: dict[str, Any], parents: An
         assert torch.equal(here[f"pooler.{part}"], there[f"next_sentence.pooler.{part}"])
     assert here["output.weight"].abs().max() <= 0.04
     assert not here["output.bias"].any()
-    assert set(here) - taken == {
-        f"{x}.{y}" for x in ("pooler", "output") for y in ("weight", "bias")
-    }
-    own = (parents["pairs"] / "tokenizer.model").read_bytes()
-    assert data.corpus.tokenizer_file.read_bytes() == own
-
-
-def test_seeds_of_values_need_not_be_those_of_the_parent(tree: dict[str, Any]) -> None:
-    """Nor its dropout; new heads are drawn as the child says."""
+    own = {f"{part}.{of}" for part in ("pooler", "output") for of in ("weight", "bias")}
+    assert set(here) - taken == own
+    tokenizer = (parents["pairs"] / "tokenizer.model").read_bytes()
+    assert data.corpus.tokenizer_file.read_bytes() == tokenizer
+    # Its seeds of values and its dropout may be others; new heads are drawn as the child says.
     architecture = {**tree["model"]["architecture"], "seeding": "name", "dropout": 0.1}
-    here = built(changed(tree, model__architecture=architecture))[0]
-    there = built(tree)[0]
-    assert torch.equal(here["embedding.tokens.weight"], there["embedding.tokens.weight"])
-    assert not torch.equal(here["output.weight"], there["output.weight"])
+    other = built(changed(tree, model__architecture=architecture))[0]
+    assert torch.equal(other["embedding.tokens.weight"], here["embedding.tokens.weight"])
+    assert not torch.equal(other["output.weight"], here["output.weight"])
 
 
 def test_a_model_without_a_pooler_leaves_it(tmp_path: Path, parents: dict[str, Path]) -> None:

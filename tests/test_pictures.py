@@ -57,23 +57,20 @@ def figure_of(picture: str) -> str:
     return re.sub(r"-(light|dark)\.(svg|png)$", "", picture)
 
 
-def test_every_picture_is_shown_and_what_a_page_shows_is_there() -> None:
+def test_every_picture_is_shown_there_and_made_by_one_command() -> None:
     assert len(shown()) >= 30
     assert [picture for picture in shown() if not (ROOT / picture).is_file()] == []
     figures = {figure_of(picture) for picture in shown()}
     assert [picture for picture in pictures() if figure_of(picture) not in figures] == []
+    for picture in sorted({*pictures(), *shown()}):
+        makers = [each for each in MAKERS if re.fullmatch(each.pictures, picture)]
+        assert len(makers) == 1, (picture, makers)
 
 
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.command)
 def test_the_command_stands_in_the_documentation(maker: Maker) -> None:
     program = maker.command.split()[0]
     assert maker.command in [*typed(), *(command for _, command in inline(program))]
-
-
-def test_every_picture_is_made_by_one_command() -> None:
-    for picture in sorted({*pictures(), *shown()}):
-        makers = [each for each in MAKERS if re.fullmatch(each.pictures, picture)]
-        assert len(makers) == 1, (picture, makers)
 
 
 def test_the_script_of_the_screenshots_writes_what_lies_there() -> None:

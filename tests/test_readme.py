@@ -159,19 +159,13 @@ def test_a_yaml_block_is_what_it_seems(block: Fenced, tmp_path: Path) -> None:
         return
     if name is None:
         tree = {**yaml.safe_load((ROOT / "ablations/demo.yaml").read_text("utf-8")), **tree}
-    base = next(
-        (
-            yaml.safe_load(other.text)
-            for other in YAML
-            if other.page == block.page and f"# {tree['base']}\n" in other.text
-        ),
-        None,
-    )
-    if base is None:
-        tree["base"] = str((ROOT / "ablations" / tree["base"]).resolve())
-    else:
-        tree["base_config"] = resolve(base, block.page)
+    beside = [other.text for other in YAML if other.page == block.page]
+    bases = [yaml.safe_load(text) for text in beside if f"# {tree['base']}\n" in text]
+    if bases:
+        tree["base_config"] = resolve(bases[0], block.page)
         del tree["base"]
+    else:
+        tree["base"] = str((ROOT / "ablations" / tree["base"]).resolve())
     spec = read_spec(as_grid(tree, tmp_path))
     assert len(spec.axes) >= 3
     assert spec.sensitivity["baseline"] in PRESETS
@@ -197,6 +191,8 @@ def test_the_block_and_the_project_of_a_page_are_read(tmp_path: Path) -> None:
     done = run(["-m", "lightning_app", "blocks", "damped"], folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "0.2887" in done.stdout
+    first = next(each.text for each in fenced("python") if each.page == "README.md")
+    assert first == block.text
 
 
 LONGER = sorted({block.page for block in fenced("py")})
@@ -215,14 +211,6 @@ def test_the_longer_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_readme_and_page_show_the_same_block() -> None:
-    first, second = (
-        next(block.text for block in fenced("python") if block.page == page)
-        for page in ("README.md", "docs/own-block.md")
-    )
-    assert first == second
-
-
 def test_the_links_of_the_readme_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)|(?:src|srcset)=\"([^\"]+)\"", README)
     assert len(links) >= 20
@@ -233,19 +221,13 @@ def test_the_links_of_the_readme_lead_somewhere() -> None:
             assert f"](docs/{page.name})" in README, page
 
 
-def test_every_axis_stands_in_the_variants() -> None:
+def test_axes_shipped_grids_and_the_tree_are_named() -> None:
     section = PAGES["docs/variants.md"].split("## The axes")[1].split("\n## ")[0]
     for field in dataclasses.fields(BlockConfig):
         assert field.name == "preset" or f"`{field.name}`" in section, field.name
-
-
-def test_every_shipped_grid_is_named() -> None:
     shown = PAGES["docs/grids.md"].split("## Shipped grids")[1]
     for path in (ROOT / "ablations").glob("*.yaml"):
         assert f"`{path.stem}`" in shown, path.stem
-
-
-def test_the_tree_names_what_is_there() -> None:
     tree = README.split("## The tree")[1].split("```")[1].strip()
     assert len(tree.splitlines()) <= 20
     for line in tree.splitlines():

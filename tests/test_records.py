@@ -210,21 +210,15 @@ def test_a_file_changed_beside_it_is_damage(run: RunFolder, name: str, content: 
     assert read_pruned(run.pruned, ID, beside=False)
 
 
-def test_a_sealed_result_may_be_written_in_another_form(run: RunFolder) -> None:
+def test_a_sealed_result_in_another_form_an_earlier_one_and_a_pipe(run: RunFolder) -> None:
     """And files that nobody reads, or that a published study leaves out, do not count."""
     tree = json.loads(run.result.read_text())
     run.result.write_text(json.dumps(tree, indent=4, sort_keys=True))
     run.probes.unlink()
     (run.path / "notes.txt").write_text("of the user")
     assert read_result(run.result, ID) == tree
-
-
-def test_a_result_of_an_earlier_version_is_read_without_a_seal(run: RunFolder) -> None:
     run.result.write_text(json.dumps(result(ID, schema=2)))
     assert not is_sealed(read_result(run.result, ID) or {"seal": 1})
-
-
-def test_a_pipe_is_not_waited_for(run: RunFolder) -> None:
     run.result.unlink()
     os.mkfifo(run.result)
     with pytest.raises(Unsound, match="is not a"):

@@ -65,9 +65,7 @@ OTHER: dict[tuple[str, str], dict[str, Any]] = {
     (LM, "train/tokens_per_second"): {"data.tokenizer": "char"},
     # Of a plug-in, which says nothing of it.
     (LM, "val/mine"): {
-        "data.tokenizer": "char",
-        "data.window": 32,
-        "model.class_path": "mine.Mine",
+        **{"data.tokenizer": "char", "data.window": 32, "model.class_path": "mine.Mine"}
     },
     ("of_a_plugin", "val/nll"): {"data.tokenizer": "char"},
 }
@@ -110,17 +108,15 @@ def test_a_limit_counts_batches_which_the_budget_of_a_batch_makes() -> None:
     assert apart(LM, "val/nll", {"trainer.limit_val_batches": 0.5}).count(" is ") == 1
 
 
-def test_where_files_lie_counts_only_as_an_axis() -> None:
-    elsewhere = {**SETTINGS, "data": {**SETTINGS["data"], "root": "two"}}
-    rulers = [ruler(cell_setting({KIND: LM}, of), "val/nll") for of in (SETTINGS, elsewhere)]
-    assert not differences(rulers)
-
-
 def test_sections_and_what_lies_in_them_can_be_axes() -> None:
     splits = {"data.splits": {"train": "train", "valid": "other", "test": "test"}}
     assert "data.splits.valid" in apart(LM, "val/nll", splits)
     mine = {"data.init_args.rows": 3}
     assert "data.init_args" in apart(LM, "val/nll", {"data.init_args.rows": 4}, **mine)
+    # Where files lie counts only as an axis.
+    elsewhere = {**SETTINGS, "data": {**SETTINGS["data"], "root": "two"}}
+    rulers = [ruler(cell_setting({KIND: LM}, of), "val/nll") for of in (SETTINGS, elsewhere)]
+    assert not differences(rulers)
 
 
 def test_a_memory_in_evaluation_is_compared_between_memories_of_one_length_in_training() -> None:

@@ -29,16 +29,8 @@ def folder(tmp_path: Path) -> Path:
 def grid_in(folder: Path) -> Grid:
     texts: Any = {"name": "tiny", "metric": "val/nll", "mode": "min"}
     plan = Plan(**texts, hash="", made_from="", axes={}, excluded=0, data=(), cells=(CELL,))
-    spec = GridSpec(
-        **texts,
-        source="",
-        question="",
-        base_config={},
-        axes={},
-        exclude=(),
-        sensitivity={},
-        pruner="median",
-    )
+    empty: Any = {"source": "", "question": "", "base_config": {}, "axes": {}, "sensitivity": {}}
+    spec = GridSpec(**texts, **empty, exclude=(), pruner="median")
     return Grid(spec, GridFolder(folder), plan)
 
 
@@ -126,17 +118,16 @@ def test_states_are_counted_in_a_fixed_order() -> None:
     assert describe(states) == "1 ok, 4 not yet learned, 3 stalled, 1 failed, 2 waiting"
 
 
+FAILED = {"status": "diverged", "outcome": "non_finite"}
+
+
 @pytest.mark.parametrize(
     ("record", "trainer", "short"),
     [
         ({"steps_asked": 9}, "{max_steps: 4}", True),  # what the run recorded decides
         ({"steps_asked": 4}, "{max_steps: 9}", False),
         ({"status": "cut_short", "outcome": "cut_short", "steps_asked": 9}, "{max_steps: 9}", True),
-        (
-            {"status": "diverged", "outcome": "non_finite", "steps_asked": 9},
-            "{max_steps: 9}",
-            False,
-        ),
+        ({**FAILED, "steps_asked": 9}, "{max_steps: 9}", False),
     ],
 )
 def test_a_result_of_fewer_steps_than_its_config_is_cut_short(
@@ -149,12 +140,14 @@ def test_a_result_of_fewer_steps_than_its_config_is_cut_short(
     assert "4 of 9 steps" in (state.error or "") if short else not state.error
 
 
-def test_attempts_count_by_their_numbers(tmp_path: Path) -> None:
+def test_attempts_count_by_their_numbers_and_the_place_names_the_grid(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert folder.last_attempt() == 0
     for name in ("2", "10", "9", "notes"):
         (folder.attempts / name).mkdir(parents=True)
     assert folder.last_attempt() == 10
+    assert RunFolder(tmp_path / "mine" / "runs" / "one").grid == "mine"
+    assert RunFolder(tmp_path / "mine" / "other" / "one").grid is None
 
 
 @pytest.mark.parametrize(
@@ -167,8 +160,3 @@ def test_an_attempts_error_is_one_line(tmp_path: Path, text: str | None, line: s
     if text is not None:
         attempt.error.write_text(text)
     assert attempt.error_line() == line
-
-
-def test_the_grid_of_a_run_is_named_by_its_place(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path / "mine" / "runs" / "one").grid == "mine"
-    assert RunFolder(tmp_path / "mine" / "other" / "one").grid is None

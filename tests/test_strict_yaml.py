@@ -23,15 +23,8 @@ from lightning_app.runs.records import Unsound, read_json, read_yaml
 # YAML 1.2.2, section 10.3.2, and texts that YAML 1.1 reads as something else.
 CORE = {
     **{"010": 10, "08": 8, "-011": -11, "+7": 7, "0o17": 15, "0x1F": 31, "0": 0},
-    **{
-        "1e-3": 1e-3,
-        "1E5": 1e5,
-        "1.": 1.0,
-        "+.5": 0.5,
-        "-.5e+3": -500.0,
-        "08.5": 8.5,
-        "1.0e5": 1e5,
-    },
+    **{"1e-3": 1e-3, "1E5": 1e5, "1.": 1.0, "+.5": 0.5, "-.5e+3": -500.0, "08.5": 8.5},
+    "1.0e5": 1e5,
     **{".inf": math.inf, "-.Inf": -math.inf, "~": None, "Null": None, "": None},
     **{"true": True, "TRUE": True, "False": False},
     **dict.fromkeys(("1:30", "10:00:00", "1_000", "0b11", "0x_1", "0o8", "-0x1", "1e", ".", "e3")),

@@ -45,15 +45,12 @@ def test_each_part_sums_its_rows(tmp_path: Path, cache: str, kind: str) -> None:
         assert mean == pytest.approx(scores["val/nll"], rel=1e-6)
 
 
-def test_few_rows_have_a_part_each_and_blank_rows_none() -> None:
+def test_few_rows_have_a_part_each_and_many_tokens_are_counted() -> None:
     sums = PartSums()
     by_token = torch.tensor([[1.0, 2.0, 4.0, 0.0], [1.0, 1.0, 1.0, 0.0]])
     sums.update(by_token, torch.tensor([0, 2, 2, -1]), size=3)
     assert sums.compute() == {"nll": [1.0, 6.0], "tokens": [1, 2]}
-
-
-def test_parts_grow_beyond_the_tokens_that_float32_can_count_one_by_one() -> None:
-    """Each update adds two tokens of one part: added singly, none of them would count."""
+    # Each update adds two tokens of one part: added singly in float32, none of them would count.
     sums = PartSums()
     sums.sums += 2.0**24
     by_token = torch.ones(2, 2 * PARTS)

@@ -384,6 +384,10 @@ def spawn(program: Any, arguments: Sequence[Any], kept: Sequence[int]) -> int:
             for part in vars(kind).values() if issubclass(type(kind), type) else ():
                 if isinstance(part, functools.cached_property) and hasattr(part, "lock"):
                     part.lock = threading.RLock()  # pyright: ignore[reportAttributeAccessIssue]
+        # The program has loaded its plug-ins already; a server that is started cold has not.
+        if (plugins := sys.modules.get("lightning_app.plugins")) is not None:
+            for name in list(plugins.loaded()):
+                plugins.unload(name)
         exec(code, {"__name__": "__main__"})
     except SystemExit:
         failed = 0

@@ -31,10 +31,9 @@ from lightning_app.config.tree import canonical
 from tests.tables import changed
 
 BASE = {"model": {"architecture": {"encoder_depth": 2, "decoder_depth": 2}}}
-STOPPING = {
-    "class_path": "lightning.pytorch.callbacks.EarlyStopping",
-    "init_args": {"monitor": "val/nll"},
-}
+KINDS = ("callbacks", "strategies", "plugins")
+CALLBACK, STRATEGY, PLUGIN = (f"lightning.pytorch.{kind}." for kind in KINDS)
+STOPPING = {"class_path": f"{CALLBACK}EarlyStopping", "init_args": {"monitor": "val/nll"}}
 PROBE = {"class_path": "lightning_app.training.callbacks.probes.SignalProbe"}
 UPDATES = {"class_path": "lightning_app.training.callbacks.probes.UpdateProbe"}
 BAR = {"class_path": "lightning.pytorch.callbacks.TQDMProgressBar"}
@@ -110,35 +109,19 @@ def test_what_cannot_change_a_result_leaves_the_id(fields: dict[str, Any], plain
 
 
 SCHEDULE = {"warmup_steps": 1, "reference_steps": 1}
-CALLBACK, STRATEGY, PLUGIN = (
-    f"lightning.pytorch.{of}." for of in ("callbacks", "strategies", "plugins")
-)
-FROZEN_CLASSES = {
+PATIENT = {"monitor": "val/nll", "patience": 3, "min_delta": 1}
+DOUBLE = {"device": "cpu", "precision_plugin": {"class_path": f"{PLUGIN}DoublePrecision"}}
+MIXED, PRINTING = {"precision": "bf16-mixed", "device": "cpu"}, {"on_train_start": "builtins.print"}
+FROZEN_CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "2b365ddc6e91d666": ("callbacks", f"{CALLBACK}EMAWeightAveraging", {"decay": 0.99}),
     "c998d2582fbfd694": ("callbacks", "EMAWeightAveraging", {"decay": 0.9, "use_buffers": False}),
     "383e6513d674269f": ("callbacks", f"{CALLBACK}WeightAveraging", {}),
-    "841585bac18dc9ff": (
-        "callbacks",
-        f"{CALLBACK}EarlyStopping",
-        {"monitor": "val/nll", "patience": 3, "min_delta": 1},
-    ),
+    "841585bac18dc9ff": ("callbacks", f"{CALLBACK}EarlyStopping", PATIENT),
     "7cf256cf6a71d087": ("callbacks", f"{CALLBACK}SpikeDetection", {}),
     "693e3731d74342cc": ("callbacks", "QKClip", {"tau": 50}),
-    "11be3ece502e3415": (
-        "callbacks",
-        f"{CALLBACK}LambdaCallback",
-        {"on_train_start": "builtins.print"},
-    ),
-    "6d38599dad11575b": (
-        "strategy",
-        f"{STRATEGY}SingleDeviceStrategy",
-        {"device": "cpu", "precision_plugin": {"class_path": f"{PLUGIN}DoublePrecision"}},
-    ),
-    "b9cf6ec999f7a4b2": (
-        "plugins",
-        f"{PLUGIN}MixedPrecision",
-        {"precision": "bf16-mixed", "device": "cpu"},
-    ),
+    "11be3ece502e3415": ("callbacks", f"{CALLBACK}LambdaCallback", PRINTING),
+    "6d38599dad11575b": ("strategy", f"{STRATEGY}SingleDeviceStrategy", DOUBLE),
+    "b9cf6ec999f7a4b2": ("plugins", f"{PLUGIN}MixedPrecision", MIXED),
     "f36b0f1c19ab71bc": ("plugins", f"{PLUGIN}HalfPrecision", {}),
 }
 
@@ -253,18 +236,17 @@ def test_ids_of_schema_2_stay_as_they_are() -> None:
     assert cell_id(spans) == "81c99c0a6af8f554"
 
 
-def test_a_record_says_how_two_runs_differ(tmp_path: Path) -> None:
-    def record(corpus: str = "c", **fields: Any) -> Record:
-        tree = config(model__schedule__warmup_steps=0, **fields)
-        return Record.of(tree, stacks_of(tree), corpus)
+def record(corpus: str = "c", **fields: Any) -> Record:
+    tree = config(model__schedule__warmup_steps=0, **fields)
+    return Record.of(tree, stacks_of(tree), corpus)
 
+
+def test_a_record_says_how_two_runs_differ(tmp_path: Path) -> None:
     mine = record()
     write_record(tmp_path, mine)
     assert read_record(tmp_path) == mine
-    assert (
-        mine.id
-        == identify(config(model__schedule__warmup_steps=0), blocks=mine.blocks, corpus="c").id
-    )
+    tree = config(model__schedule__warmup_steps=0)
+    assert mine.id == identify(tree, blocks=mine.blocks, corpus="c").id
     assert mine.difference(record("d")) == "it was trained on other files of the corpus"
     other = record(trainer__max_steps=7)
     assert mine.difference(other) == "trainer.max_steps is 20000 there and 7 here"
@@ -275,10 +257,6 @@ def test_a_record_says_how_two_runs_differ(tmp_path: Path) -> None:
 
 
 def test_a_run_from_the_checkpoint_of_another_is_another_experiment() -> None:
-    def record(**fields: Any) -> Record:
-        tree = config(model__schedule__warmup_steps=0, **fields)
-        return Record.of(tree, stacks_of(tree), "c")
-
     short, long = record(trainer__max_steps=4), record(trainer__max_steps=6)
     assert short.going_on(short, "x") == short  # its own checkpoint
     extended = long.going_on(short, "x")

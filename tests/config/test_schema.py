@@ -166,15 +166,12 @@ def test_what_is_missing_or_inside_of_lists_and_mappings(tree: Any, said: str) -
     assert told(said).search(str(error.value))
 
 
-def test_what_is_right_is_read_as_it_is_written() -> None:
+def test_what_is_right_is_read_as_it_is_written_and_defaults_as_themselves() -> None:
     tree = {"inner": {"needed": 2}, "pair": [1, 0.25], "either": [{"needed": 3}]}
     found = read(Outer, tree)
     assert found == Outer(inner=Inner(needed=2), pair=(1.0, 0.25), either=[Inner(needed=3)])
     assert type(found.pair[0]) is float
     assert as_plain(found)["pair"] == [1.0, 0.25]
-
-
-def test_the_defaults_are_read_as_themselves() -> None:
     for kind in parts_of(Config):
         given = {}
         for each in fields(kind):

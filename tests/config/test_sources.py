@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lightning_app import fit
-from lightning_app.config.config import load_config, resolve
+from lightning_app.config.config import Config, load_config, resolve
 from lightning_app.config.identity import leaves
 from lightning_app.config.sources import COMMON, FIELDS_OF, Written, merged, read_tree
 from lightning_app.core.errors import UserError
@@ -16,6 +16,7 @@ from lightning_app.training.launcher import check_hosts, check_launcher
 from tests.told import told
 
 BASE = Path("ablations/base/synthetic.yaml")
+BOTH = "first.yaml, second.yaml"
 
 
 @pytest.mark.parametrize(
@@ -26,11 +27,7 @@ BASE = Path("ablations/base/synthetic.yaml")
         (["--model.block.shaped_attention.alpha=0.5"], "model.block.shaped_attention.alpha", 0.5),
         (["--model.optimizer.betas", "[0.8,0.9]"], "model.optimizer.betas", [0.8, 0.9]),
         (["--model.block", "{preset: sas}"], "model.block.preset", "sas"),
-        (
-            ["--model.block.preset", "pre_lm", "--model.block.preset", "sas"],
-            "model.block.preset",
-            "sas",
-        ),
+        (["--model.block.preset=pre_lm", "--model.block.preset=sas"], "model.block.preset", "sas"),
         (["--data.root", "2024"], "data.root", "2024"),
         (["--data.root", "null"], "data.root", None),
         (["--data.document_separator", ""], "data.document_separator", ""),
@@ -41,8 +38,6 @@ BASE = Path("ablations/base/synthetic.yaml")
     ],
 )
 def test_a_value_of_the_command_line(words: list[str], key: str, value: object) -> None:
-    from lightning_app.config.config import Config
-
     tree: object = Written(["-c", str(BASE), *words], FIELDS_OF["fit"]).typed(Config)
     for name in key.split("."):
         assert isinstance(tree, dict)
@@ -58,16 +53,13 @@ def test_options_of_the_command_are_no_part_of_the_config() -> None:
     assert written.tree == {}
 
 
-def test_another_class_takes_the_place_of_a_class(tmp_path: Path, monkeypatch) -> None:
+def test_another_class_takes_the_place_of_a_class_not_of_a_section(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text("trainer: {logger: {class_path: A, init_args: {x: 1}}}\n")
     same = Written(["-c", "a.yaml", "--trainer.logger.init_args.y=2"])
     assert same.tree["trainer"]["logger"] == {"class_path": "A", "init_args": {"x": 1, "y": 2}}
     other = Written(["-c", "a.yaml", "--trainer.logger", "{class_path: B}"])
     assert other.tree["trainer"]["logger"] == {"class_path": "B"}
-
-
-def test_a_class_for_a_section_keeps_the_fields_of_the_section() -> None:
     tree = {"model": {"block": {"preset": "sas"}}}
     for name, arguments in (("A", {"x": 1}), ("B", {"y": 2})):
         tree = merged(tree, {"model": {"class_path": name, "init_args": arguments}})
@@ -142,17 +134,14 @@ def test_dotted_keys_of_a_file_are_mappings(tmp_path: Path) -> None:
         (["--data.seed", "7"], "command line: data.seed: set from seed_everything"),
         (["--data.task", "masked_lm"], "command line: data.task: set from model.objective.kind"),
         (["--config", "seed.yaml"], "seed.yaml: data.seed: set from seed_everything, so it is 1"),
-        (
-            ["-c", "true.yaml"],
-            "true.yaml: data.seed: set from seed_everything, so it is 1 and not True",
-        ),
+        (["-c", "t.yaml"], "t.yaml: data.seed: set from seed_everything, so it is 1 and not True"),
         (["--config", "task.yaml"], "task.yaml: data.task: set from model.objective.kind"),
     ],
 )
 def test_a_derived_field_that_would_be_replaced(words, said: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("seed.yaml").write_text("seed_everything: 1\ndata: {seed: 7}\n")
-    Path("true.yaml").write_text("seed_everything: 1\ndata: {seed: true}\n")
+    Path("t.yaml").write_text("seed_everything: 1\ndata: {seed: true}\n")
     Path("task.yaml").write_text("data.task: masked_lm\n")
     with pytest.raises(UserError) as refused:
         Written(words)
@@ -179,7 +168,7 @@ def test_what_a_field_is_derived_from_may_change_in_a_complete_config(tmp_path: 
         ("unknown key 'data.nmae'", [], "first.yaml"),
         ("model.block.ff_skip: a gain", ["--model.block.ff_skip.vector", "1"], "command line"),
         ("model.optimizer: betas", [], "first.yaml"),
-        ("model.optimizer: weight_decay", [], "first.yaml, second.yaml"),
+        ("model.optimizer: weight_decay", [], BOTH),
         ("model.optimizer: betas", ["--model.optimizer.lr", "1"], "first.yaml"),
         ("data.nmae: x", ["--data.nmae", "y", "--config", "first.yaml"], "first.yaml"),
         (
@@ -188,14 +177,10 @@ def test_what_a_field_is_derived_from_may_change_in_a_complete_config(tmp_path: 
             "second.yaml",
         ),
         ("data.window: 0", ["--data", "section.yaml"], "section.yaml"),
-        (
-            "model: a pair that is impossible",
-            ["--model.block.norm", "x"],
-            "first.yaml, second.yaml",
-        ),
+        ("model: a pair that is impossible", ["--model.block.norm", "x"], BOTH),
         ("model: betas 3 with lr 1", ["--model.optimizer.betas=3"], "second.yaml, command line"),
         ("model: betas 3 is no pair", ["--model.optimizer.betas=3"], "command line"),
-        ("experiments/x: holds another run", [], "first.yaml, second.yaml"),
+        ("experiments/x: holds another run", [], BOTH),
     ],
 )
 def test_a_mistake_names_the_source_that_sets_the_value(
@@ -225,28 +210,20 @@ def test_a_rank_that_no_launcher_has_set(name: str, value: str) -> None:
         check_launcher({name: value, "MASTER_PORT": "1"})
 
 
-def test_the_ranks_of_a_launcher_pass() -> None:
-    check_launcher({})
-    check_launcher(TORCHRUN)
-    check_launcher({name: TORCHRUN[name] for name in TORCHRUN if "ELASTIC" not in name})
-    check_launcher({"SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"})
-
-
-def test_a_run_on_several_hosts_needs_a_launcher() -> None:
+def test_the_ranks_of_a_launcher_pass_and_several_hosts_need_one() -> None:
     """It would wait for the others for ever."""
     for alone in ({}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}):
         with pytest.raises(UserError, match=r"^trainer\.num_nodes: 2, but"):
             check_hosts(2, alone)
         check_hosts(1, alone)
     check_hosts(2, TORCHRUN)
-    check_hosts(2, {"SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"})
+    slurm = {"SLURM_PROCID": "1", "SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}
+    check_hosts(2, slurm)
+    check_launcher(slurm)
     check_hosts(2, {"NODE_RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "1"})
     with pytest.raises(UserError, match=r"trainer\.num_nodes: 2, but"):
         fit(BASE, {"trainer.num_nodes": 2, "trainer.accelerator": "cpu"})
-
-
-def test_kubeflow_serves_one_host_and_several_by_torchrun() -> None:
-    """Lightning does not read its RANK: every host would be the first, and wait for the others."""
+    # Lightning does not read the RANK of Kubeflow: every host would be the first.
     kubeflow = {"KUBERNETES_PORT": "tcp://10.0.0.1:443", "RANK": "0", "WORLD_SIZE": "2"}
     kubeflow |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     check_launcher(kubeflow)
@@ -254,6 +231,9 @@ def test_kubeflow_serves_one_host_and_several_by_torchrun() -> None:
     with pytest.raises(UserError, match=r"^trainer\.num_nodes: 2, but"):
         check_hosts(2, kubeflow)
     check_hosts(2, kubeflow | TORCHRUN)
+    check_launcher({})
+    check_launcher(TORCHRUN)
+    check_launcher({name: TORCHRUN[name] for name in TORCHRUN if "ELASTIC" not in name})
 
 
 def test_a_launcher_of_more_processes_than_the_trainer_has(monkeypatch, tmp_path: Path) -> None:

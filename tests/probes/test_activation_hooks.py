@@ -56,11 +56,8 @@ def number(rows: list[Row], quantity: str, stack: str, layer: int | None, head=N
 def naive_maps(model: nn.Module, source: Tensor, target: Tensor) -> Maps:
     """The maps of every attention, a loop over cells, from what its linear layers were given."""
     seen: dict[tuple[str, str, int], dict[str, Tensor]] = {}
-    makers = {
-        "queries_keys_values": ("query", "key"),
-        "queries": ("query",),
-        "keys_values": ("key",),
-    }
+    makers: Any = {"queries_keys_values": ("query", "key")}
+    makers |= {"queries": ("query",), "keys_values": ("key",)}
     watched = []
     for stack_name, stack in stacks(model).items():
         for layer, block in enumerate(stack.blocks, start=1):
@@ -100,12 +97,7 @@ def naive_maps(model: nn.Module, source: Tensor, target: Tensor) -> Maps:
 
 
 def cells_of(
-    attention: Attention,
-    inputs: dict[str, Tensor],
-    real: Any,
-    present: Any,
-    causal: bool,
-    below: Any,
+    attention: Attention, inputs: Any, real: Any, present: Any, causal: bool, below: Any
 ) -> dict[str, Any]:
     """Scores and maps of one attention, for the rows that count and see two keys or more."""
     parts, alone = {}, {}
@@ -247,18 +239,7 @@ def test_the_sum_before_post_ln_is_not_its_norm() -> None:
         assert number(rows, "sum_norm", "encoder", layer) > 1.05
 
 
-def test_masked_cells_and_padding_do_not_count() -> None:
-    """A batch padded further gives the same rows."""
-    model = randomise(translator("realformer")).eval()
-    source, target = sentences()
-    longer = [nn.functional.pad(part, (0, 4), value=PAD) for part in (source, target)]
-    rows, padded = watched(model, [(source, target)]), watched(model, [(longer[0], longer[1])])
-    assert [row[:-1] for row in rows] == [row[:-1] for row in padded]
-    values = ([row.value for row in of] for of in (rows, padded))
-    np.testing.assert_allclose(*values, rtol=2e-3, atol=1e-5)
-
-
-def test_batches_are_weighed_by_what_is_in_them() -> None:
+def test_batches_are_weighed_by_what_is_in_them_without_padding() -> None:
     """Two batches, one of them of a single sentence, are as one of all sentences."""
     model = randomise(translator("realformer")).eval()
     source, target = sentences()
@@ -269,6 +250,11 @@ def test_batches_are_weighed_by_what_is_in_them() -> None:
     assert [a[:-1] for a, _ in pairs] == [b[:-1] for _, b in pairs]
     values = ([row.value for row in rows] for rows in zip(*pairs, strict=True))
     np.testing.assert_allclose(*values, rtol=1e-4, atol=1e-5)
+    longer = [nn.functional.pad(part, (0, 4), value=PAD) for part in (source, target)]
+    padded = watched(model, [(longer[0], longer[1])])  # the same rows
+    assert [row[:-1] for row in whole] == [row[:-1] for row in padded]
+    values = ([row.value for row in of] for of in (whole, padded))
+    np.testing.assert_allclose(*values, rtol=2e-3, atol=1e-5)
 
 
 def outputs(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Iterator[Tensor]:

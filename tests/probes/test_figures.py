@@ -78,7 +78,7 @@ def test_a_wide_spread_has_a_logarithmic_axis(top: float, scale: str) -> None:
     assert drawn.axes[0].get_yscale() == scale
 
 
-def test_there_is_a_box_for_each_head_of_each_layer() -> None:
+def test_there_is_a_box_for_each_head_of_each_layer_coloured_by_its_median() -> None:
     rows = heads("encoder", "", 3, 4) + heads("decoder", "cross_", 2, 4, median=1.0)
     figure: Any = entropy_figure([Probed("x", rows)])
     encoder, cross = figure.axes
@@ -88,9 +88,6 @@ def test_there_is_a_box_for_each_head_of_each_layer() -> None:
     assert {round(box.get_y(), 9) for box in cross.patches} == {0.9}
     assert cross.get_title() == "decoder, cross-attention"
     assert entropy_figure([Probed("x", [])]) is None
-
-
-def test_boxes_are_coloured_by_their_median() -> None:
     low, middle, high = BANDS
     assert [band(median) for median in (0.3, 1.5, 2.0, 4.6)] == [low, low, middle, high]
 
@@ -109,15 +106,12 @@ def test_gains_have_a_panel_each() -> None:
     assert set(gains_of([Probed("x", rows)]).quantities) == expected
 
 
-def test_a_preset_looks_the_same_whatever_is_beside_it() -> None:
+def test_a_preset_looks_the_same_whatever_is_beside_it_and_others_take_what_is_left() -> None:
     every = looks(PRESETS)
     assert len({str(style) for style in every.values()}) == len(PRESETS)
     for name in PRESETS:
         assert looks(["a file", name, "another"])[name] == looks([name])[name] == every[name]
     assert looks(["pre_ln", "post_ln"]) == looks(["post_ln", "pre_ln"])
-
-
-def test_names_that_are_no_presets_take_what_presets_leave() -> None:
     mixed = looks(["first", "post_ln", "second", "first"])
     assert mixed == {"post_ln": curve_style(0), "first": curve_style(1), "second": curve_style(2)}
     assert looks(["first", "second"]) == {"first": curve_style(0), "second": curve_style(1)}
@@ -127,11 +121,8 @@ def test_curves_and_legend_are_in_the_look_of_their_preset() -> None:
     probed = [Probed(name, curve("a", "encoder", 1.0, 2.0)) for name in ("sas", "post_ln", "x")]
     figure: Any = line_figure(Lines("x", {"a": "A"}), probed)
     expected = [style["color"] for style in looks(["sas", "post_ln", "x"]).values()]
-    assert expected == [
-        curve_style(list(PRESETS).index("sas"))["color"],
-        curve_style(0)["color"],
-        "#D55E00",
-    ]
+    own = [curve_style(place)["color"] for place in (list(PRESETS).index("sas"), 0)]
+    assert expected == [*own, "#D55E00"]
     assert [line.get_color() for line in figure.axes[0].lines] == expected
     assert [line.get_color() for line in figure.legends[0].get_lines()] == expected
 
@@ -163,8 +154,6 @@ def test_what_rows_do_not_allow_is_not_left_from_before(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("kept")
     assert write_probe_figures([Probed("x", curve("sum_norm", "encoder", 1.0))], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hidden_norm.svg", "own.txt"]
-
-
-def test_names_are_no_formulas(tmp_path: Path) -> None:
+    # A name is no formula.
     paths = write_probe_figures([Probed("a $x_", curve("sum_norm", "encoder", 1.0))], tmp_path)
     assert [path.read_text().startswith("<?xml") for path in paths] == [True]

@@ -50,10 +50,9 @@ class Heard:
 def test_the_maps_are_those_that_the_layers_use(preset: str) -> None:
     torch.manual_seed(0)
     model = randomise(translator(preset))
-    objective = build_task(ObjectiveConfig())
     sentence = TRANSLATION.longest(batch())
     heard = Heard(model)
-    maps = attention_maps(model, objective, sentence)
+    maps = attention_maps(model, TRANSLATION, sentence)
     assert maps["encoder"].shape == (3, NUM_HEADS, 7, 7)
     assert maps["decoder"].shape == (2, NUM_HEADS, 10, 10)
     assert maps["cross"].shape == (2, NUM_HEADS, 10, 7)
@@ -62,10 +61,9 @@ def test_the_maps_are_those_that_the_layers_use(preset: str) -> None:
             place = path.format(layer)
             module = model.get_submodule(place)
             heads = weights.nan_to_num() @ heard.values[place][0].float()
-            said = module.get_submodule("output")(
-                heads.transpose(0, 1).flatten(1).to(heard.answers[place].dtype)
-            )
-            torch.testing.assert_close(said, heard.answers[place][0], rtol=1e-4, atol=1e-4)
+            answer = heard.answers[place]
+            said = module.get_submodule("output")(heads.transpose(0, 1).flatten(1).to(answer.dtype))
+            torch.testing.assert_close(said, answer[0], rtol=1e-4, atol=1e-4)
     hidden = maps["decoder"].isnan()
     assert torch.equal(hidden, torch.ones(10, 10).triu(1).bool().expand_as(hidden))
 

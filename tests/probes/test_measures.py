@@ -114,21 +114,15 @@ def test_matching_is_the_best_of_all_permutations() -> None:
         for order in itertools.permutations(range(5))
     )
     assert measures.matched_distance(table) == pytest.approx(best)
-
-
-def test_there_is_no_matching_without_numbers() -> None:
     assert math.isnan(measures.matched_distance(torch.full((2, 2), torch.nan)))
 
 
-def test_score_ratio() -> None:
+def test_score_ratio_and_peaked_rows() -> None:
     new, total = torch.randn(17), torch.randn(17)
     expected = math.sqrt(sum(x**2 for x in new.tolist()) / sum(x**2 for x in total.tolist()))
     assert float(measures.score_ratio(new, total)) == pytest.approx(expected)
     assert float(measures.score_ratio(new, new)) == pytest.approx(1.0)
     assert math.isnan(float(measures.score_ratio(new * 0, new * 0)))
-
-
-def test_peaked_rows() -> None:
     p = torch.tensor([[0.995, 0.005], [0.98, 0.02], [0.0, 1.0]])
     assert measures.peaked_rows(p).tolist() == [1.0, 0.0, 1.0]
 
@@ -144,9 +138,6 @@ def test_output_information_is_the_mean_divergence_from_the_average(monkeypatch)
     sums = [measures.distribution_sums(part) for part in (logits[:8], logits[8:])]
     found = measures.output_information(sums[0][0] + sums[1][0], sums[0][1] + sums[1][1], 11)
     assert float(found) == pytest.approx(expected)
-
-
-def test_output_information_at_its_ends() -> None:
     total, entropies = measures.distribution_sums(torch.randn(1, 6).expand(9, 6))
     assert float(measures.output_information(total, entropies, 9)) == pytest.approx(0.0, abs=1e-12)
     total, entropies = measures.distribution_sums(1e4 * torch.eye(6))

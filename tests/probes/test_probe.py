@@ -18,12 +18,7 @@ from lightning_app.blocks.residual import Gain
 from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.probes.hooks import MODEL, Place, Row
 from lightning_app.probes.measures import largest_singular_values
-from lightning_app.probes.probe import (
-    evenly_spaced,
-    learned_gains,
-    probe,
-    untouched,
-)
+from lightning_app.probes.probe import evenly_spaced, learned_gains, probe, untouched
 from lightning_app.scores.task_facts import STACKS, TASKS
 from lightning_app.tasks.base import Task, build_task
 from lightning_app.tasks.causal_lm import CausalBatch

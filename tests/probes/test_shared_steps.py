@@ -89,7 +89,7 @@ def seen(model: nn.Module, batch: Any) -> dict[str, list[tuple[Tensor, Tensor]]]
     return found
 
 
-def test_halted_tokens_do_not_count() -> None:
+def test_halted_tokens_do_not_count_and_are_in_no_map() -> None:
     model, batch = randomise(translator(HALTING, encoder_depth=4, decoder_depth=5)).eval(), pairs()
     rows = values(probe(model, objective(), [batch], positions=1))
     stopped = 0
@@ -108,18 +108,7 @@ def test_halted_tokens_do_not_count() -> None:
             assert rows[place] == pytest.approx(expected)
     assert stopped > 0
     assert ("attention_distance", "decoder", 2) in {row[:3] for row in rows}
-
-
-def test_a_layer_that_no_token_reaches_is_not_measured() -> None:
-    block = replace(HALTING, halting=HaltingSpec(bias=40.0))
-    rows = values(probe(translator(block), objective(), [pairs()], positions=1))
-    assert {place.layer for place in rows if place.quantity == "attention_entropy"} == {1}
-    assert rows[Place("running_tokens", "encoder", 2, None)] == 0.0
-
-
-def test_maps_of_halted_tokens_are_left_out() -> None:
-    model = randomise(translator(HALTING, encoder_depth=4, decoder_depth=5)).eval()
-    batch = objective().longest(pairs())
+    batch = objective().longest(batch)
     maps = attention_maps(model, objective(), batch)
     assert maps["encoder"].shape[0] == 4
     assert maps["decoder"].shape[0] == maps["cross"].shape[0] == 5
@@ -127,3 +116,10 @@ def test_maps_of_halted_tokens_are_left_out() -> None:
     for key, name in (("encoder", "encoder"), ("decoder", "decoder"), ("cross", "decoder")):
         for drawn, (_, running) in zip(maps[key], steps[name], strict=True):
             assert torch.equal(drawn.isnan().all(dim=-1)[0], ~running[0])
+
+
+def test_a_layer_that_no_token_reaches_is_not_measured() -> None:
+    block = replace(HALTING, halting=HaltingSpec(bias=40.0))
+    rows = values(probe(translator(block), objective(), [pairs()], positions=1))
+    assert {place.layer for place in rows if place.quantity == "attention_entropy"} == {1}
+    assert rows[Place("running_tokens", "encoder", 2, None)] == 0.0

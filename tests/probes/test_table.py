@@ -29,16 +29,13 @@ def test_quantiles_are_those_of_all_batches() -> None:
     for percent in (5, 25, 50, 75, 95):
         expected = np.quantile(whole, percent / 100)
         assert found[f"attention_entropy_p{percent}"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_what_has_no_item_has_no_row() -> None:
-    tally = RunningStats()
+    tally = RunningStats()  # what has no item has no row
     tally.mean(Place("token_cosine", "encoder", 1), torch.empty(0))
     tally.sample(Place("attention_entropy", "encoder", 1), torch.empty(0))
     assert tally.rows(0) == []
 
 
-def test_rows_survive_their_file(tmp_path: Path) -> None:
+def test_rows_survive_their_file_and_have_one_order(tmp_path: Path) -> None:
     rows = [
         Row(5, "encoder", 1, "token_cosine", None, 0.123456789),
         Row(5, "encoder", 2, "alpha", 3, math.nan),
@@ -49,9 +46,6 @@ def test_rows_survive_their_file(tmp_path: Path) -> None:
     again = from_csv(path)
     assert [row[:-1] for row in again] == [row[:-1] for row in rows]
     np.testing.assert_allclose([row.value for row in again], [row.value for row in rows])
-
-
-def test_rows_have_one_order() -> None:
     rows = [
         *(Row(1, MODEL, None, "nll", None, 0.0), Row(1, "decoder", 1, "a", None, 0.0)),
         *(Row(1, "encoder", 2, "a", 0, 0.0), Row(1, "encoder", 2, "a", None, 0.0)),

@@ -85,18 +85,9 @@ def test_a_grid_that_does_not_ask_about_warmup_compares_its_variants(make_grid: 
     assert sorted(readings) == ["undecided", "undecided", "worse", "worse"]
 
 
-def test_tokens_of_two_tokenizers_are_not_counted_as_one(make_grid: Any) -> None:
-    axes = {"data.tokenizer": ["word", "char"], SEED: [1, 2]}
-    fake = make_grid(loss, axes | {PRESET: ["sas"], WIDTH: [64]}, curves=False)
-    grid = read(fake, compare={"data.tokenizer": "word"})
-    (row,) = comparisons(grid)
-    assert "of another tokenizer" in row.budget
-
-
 def test_a_grid_about_warmup_compares_only_what_it_names(make_grid: Any) -> None:
-    fake = make_grid(
-        lambda axes: 2.0 + axes[SEED] / 9, {PRESET: ["sas"], WARMUP: [0, 60], SEED: [1, 2]}
-    )
+    axes = {PRESET: ["sas"], WARMUP: [0, 60], SEED: [1, 2]}
+    fake = make_grid(lambda axes: 2.0 + axes[SEED] / 9, axes)
     assert comparisons(read_results(fake.folder)) == []
     write_report(fake.folder, figures=False)
     assert not (fake.folder / "comparisons.csv").exists()
@@ -260,6 +251,7 @@ def test_losses_that_count_other_things_have_no_label(make_grid: Any, axis: str,
     (row,) = comparisons(grid)
     assert (row.reading, row.seeds, row.comparable) == (UNLIKE, 0, False)
     assert axis in row.why_unlike
+    assert axis != TOKENIZER or "of another tokenizer" in row.budget
     assert answer(grid, []) == ""
     assert comparison_document(row)["reading"] == UNLIKE
     assert any(axis in text for text in urgent(grid))
@@ -301,9 +293,8 @@ def test_vocabularies_of_parents_tell_parts_of_a_split_apart(make_grid: Any, lim
         record["metrics"]["val/bleu"] = 20.0
 
     fake.rewrite(sized)
-    (row,) = comparisons(
-        read(fake, compare={axis: "small"}, metric={"name": "val/bleu", "mode": "max"})
-    )
+    metric = {"name": "val/bleu", "mode": "max"}
+    (row,) = comparisons(read(fake, compare={axis: "small"}, metric=metric))
     assert (row.reading == UNLIKE) == (limit is not None)
     assert ("the size of the vocabulary is" in row.why_unlike) == (limit is not None)
 
@@ -353,13 +344,8 @@ def test_what_runs_have_read_stands_beside_a_label(make_grid: Any, ratio: float,
 
 def test_runs_that_ended_early_are_no_smaller_budget(make_grid: Any) -> None:
     axis = "model.init_args.mine"
-    fake = make_grid(
-        lambda axes: None if axes[axis] == 2 and axes[SEED] == 1 else nats(axes),
-        {axis: [1, 2], **THREE},
-        base=TEXT,
-        sensitivity={},
-        curves=False,
-    )
+    fake, _ = unlike_grid(make_grid, {axis: [1, 2]})
+    fake.end(fake.cells[1], None)  # of seed 1 and value 2
     fake.rewrite(lambda axes, of: of.update(tokens=10 if of["diverged"] else 1000))
     (row,) = comparisons(read(fake, compare={axis: 1}))
     assert (row.tokens_ratio, row.budget) == (1.0, "")
@@ -426,24 +412,18 @@ JUDGED = {SEED: [1, 2, 3], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
 BLEU = {("post_ln", 0): 3.0, ("post_ln", 60): 30.0, ("pre_ln", 0): 20.0, ("pre_ln", 60): 21.0}
 
 
-@pytest.fixture
-def folder(make_grid) -> Path:
-    """A grid judged by test BLEU, whose seeds differ by 1, where one run has none."""
+def test_a_grid_that_is_judged_by_its_test_bleu(make_grid) -> None:
+    """Its seeds differ by 1, one run has none; the best arm comes first, on page and terminal."""
     fake = make_grid(lambda axes: 2.0 + axes[SEED] / 10, JUDGED)
     change(fake, metric={"name": "test/bleu", "mode": "max"})
     for number, cell in enumerate(fake.cells):
         seed, preset, warmup = cell["axes"].values()
         lacks = (preset, warmup, seed) == ("pre_ln", 60, 3)
         fake.edit(number, {"test/bleu": None if lacks else BLEU[preset, warmup] + seed})
-    return fake.folder
-
-
-def test_the_best_arm_comes_first_whichever_way_is_better(folder: Path) -> None:
+    folder: Path = fake.folder
     grid = read_results(folder)
-    assert (grid.metric, grid.mode, titled(grid)) == (
-        *("test/bleu", "max"),
-        "test/bleu, higher is better",
-    )
+    assert (grid.metric, grid.mode) == ("test/bleu", "max")
+    assert titled(grid) == "test/bleu, higher is better"
     arms = by_metric(grid)
     assert [(arm.variant, arm.warmup, arm.mean) for arm in arms] == [
         ("post_ln", 60, 32.0),
@@ -454,11 +434,9 @@ def test_the_best_arm_comes_first_whichever_way_is_better(folder: Path) -> None:
     assert [(arm.runs, arm.lacking) for arm in arms] == [(3, 0), (3, 0), (3, 0), (2, 1)]
     half = 4.302652729911275 / math.sqrt(3)  # of 1, 2, 3
     assert arms[0].high - arms[0].mean == pytest.approx(half, rel=1e-9)
-    (told,) = metrics_document(grid)
-    assert (told["metric"], told["mode"], told["arms"][0]["mean"]) == ("test/bleu", "max", 32.0)
-
-
-def test_page_terminal_and_hparams_name_it(folder: Path) -> None:
+    (document,) = metrics_document(grid)
+    assert (document["metric"], document["arms"][0]["mean"]) == ("test/bleu", 32.0)
+    assert document["mode"] == "max"
     path = folder / "grid.yaml"  # without a reference there are no verdicts to show instead
     path.write_text(path.read_text().replace("reference_warmup: 60", "reference_warmup: 0"))
     grid = read_results(folder)
@@ -500,18 +478,13 @@ def test_arms_that_count_other_tokens_are_not_ranked(make_grid: Any) -> None:
 
 
 def test_arms_of_one_ruler_are_ranked_over_all_groups(make_grid: Any) -> None:
-    axes = {SEED: [1, 2], "model.optimizer.kind": ["adam", "sgd"]}
-    fake = make_grid(
-        lambda axes: 3.0 - (axes["model.optimizer.kind"] == "sgd"),
-        axes,
-        sensitivity={},
-        curves=False,
-    )
+    kind = "model.optimizer.kind"
+    axes = {SEED: [1, 2], kind: ["adam", "sgd"]}
+    fake = make_grid(lambda at: 3.0 - (at[kind] == "sgd"), axes, sensitivity={}, curves=False)
     arms = by_metric(read_results(fake.folder))
     assert [(arm.ruler, arm.mean) for arm in arms] == [("", 2.0), ("", 3.0)]
 
 
-SCORED = {SEED: [1, 2, 3], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
 WORDS = ["a", "dog", "sees", "the", "old", "house", "and", "three", "cats", "near", "the", "river"]
 REFERENCES = [" ".join(WORDS[i % 7 : i % 7 + 4 + i % 3]) for i in range(60)]
 
@@ -538,8 +511,11 @@ def store(grid: Any, cell: Any, **changes: Any) -> float:
 
 
 def test_bleu_is_compared_over_seeds_and_over_sentences(make_grid, outcome):
-    grid = make_grid(outcome, SCORED, curves=False)
+    grid = make_grid(outcome, JUDGED, curves=False)
+    assert bleu_scores(read_results(grid.folder)) == []
+    assert "ΔBLEU" not in write_report(grid.folder, figures=False).read_text()
     bleu = {cell["id"]: store(grid, cell) for cell in grid.cells}
+    assert "ΔBLEU" in write_report(grid.folder, figures=False).read_text()
     found = {score.variant: score for score in bleu_scores(read_results(grid.folder))}
     assert set(found) == {"post_ln", "pre_ln"}
     by_point = {tuple(cell["axes"].values()): bleu[cell["id"]] for cell in grid.cells}
@@ -561,7 +537,7 @@ def test_bleu_is_compared_over_seeds_and_over_sentences(make_grid, outcome):
     ],
 )
 def test_sentences_are_compared_where_they_can(make_grid, outcome, tokenizer, references, tested):
-    grid = make_grid(outcome, SCORED, curves=False)
+    grid = make_grid(outcome, JUDGED, curves=False)
     for cell in grid.cells:
         store(grid, cell, bleu_signature=f"nrefs:1|case:lc|eff:no|tok:{tokenizer}|smooth:exp")
         if cell["axes"][WARMUP] == 0:
@@ -574,18 +550,9 @@ def test_sentences_are_compared_where_they_can(make_grid, outcome, tokenizer, re
 
 
 def test_no_more_pairs_are_tested_than_a_report_has_time_for(make_grid, outcome):
-    axes = {**SCORED, SEED: list(range(1, MOST_TESTS // 2 + 3))}
+    axes = {**JUDGED, SEED: list(range(1, MOST_TESTS // 2 + 3))}
     grid = make_grid(outcome, axes, curves=False)
     for cell in grid.cells:
         store(grid, cell)
     notes = [score.note for score in bleu_scores(read_results(grid.folder))]
     assert sum(note.count("0.001") for note in notes) == MOST_TESTS
-
-
-def test_without_a_test_set_there_is_no_table(make_grid, outcome):
-    grid = make_grid(outcome, SCORED, curves=False)
-    assert bleu_scores(read_results(grid.folder)) == []
-    assert "ΔBLEU" not in write_report(grid.folder, figures=False).read_text()
-    for cell in grid.cells:
-        store(grid, cell)
-    assert "ΔBLEU" in write_report(grid.folder, figures=False).read_text()

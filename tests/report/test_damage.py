@@ -87,9 +87,8 @@ def spoil_a_field(path: Path, chance: random.Random) -> None:
     if path.suffix == ".csv":
         rows = list(csv.reader(text.splitlines()))
         row = chance.choice(rows)
-        row[chance.randrange(len(row))] = str(
-            chance.choice((*STRANGE, '"', ",", "1e999", "9" * 99))
-        )
+        strange = (*STRANGE, '"', ",", "1e999", "9" * 99)
+        row[chance.randrange(len(row))] = str(chance.choice(strange))
         out = io.StringIO()
         csv.writer(out).writerows(rows)
         path.write_text(out.getvalue())
@@ -170,10 +169,8 @@ def test_a_report_goes_on_without_what_is_damaged(whole: Path, capsys) -> None:
     assert report_command(whole, whole.parent) == 1
     out, err = capsys.readouterr()
     told = err.splitlines()
-    assert [line.split(":")[0] for line in told] == [
-        f"{first}/result.json",
-        f"{second}/metrics.csv",
-    ]
+    named = [line.split(":")[0] for line in told]
+    assert named == [f"{first}/result.json", f"{second}/metrics.csv"]
     assert "7 of 8" in out
     page = (whole / "report.html").read_text(encoding="utf-8")
     cautions = page.partition("What may not be concluded")[2].partition("</aside>")[0]

@@ -46,12 +46,8 @@ def test_the_files(make_grid, outcome, tmp_path):
     report = Report(grid, sensitivity_scores(grid), tmp_path / "out")
     write_exports(report)
     left = {str(p.relative_to(tmp_path / "out")) for p in tmp_path.glob("out/**/*") if p.is_file()}
-    tables = {
-        f"tables/{name}.{kind}" for name in ("headline", "loss_by_warmup") for kind in ("md", "tex")
-    }
-    frames = {
-        f"{name}.{kind}" for name in ("results", "validations") for kind in ("csv", "parquet")
-    }
+    tables = {f"tables/{x}.{of}" for x in ("headline", "loss_by_warmup") for of in ("md", "tex")}
+    frames = {f"{name}.{of}" for name in ("results", "validations") for of in ("csv", "parquet")}
     assert left == tables | frames | {"sensitivity.csv", "references.bib"}
     results = pd.read_parquet(tmp_path / "out" / "results.parquet")
     pd.testing.assert_frame_equal(results, report.results, check_dtype=False)

@@ -178,13 +178,20 @@ def test_a_result_without_the_score_is_judged_by_its_loss_and_counted(tmp_path: 
     )
 
 
-def test_shares_are_compared_by_whole_seeds(grid: GridResults) -> None:
+def test_failures_are_compared_by_whole_seeds_and_cautions_come_first(grid: GridResults) -> None:
     """Of the C(10, 5) ways to deal the seeds, C(7, 2) have all three failures on either side."""
     (test,) = failure_tests(grid)
     assert (test.axis, test.value, test.baseline) == (WARMUP, "60", "0")
     assert (test.failed, test.runs, test.baseline_failed, test.baseline_runs) == (0, 10, 3, 10)
     assert (test.p, test.p_holm, test.strata) == pytest.approx((42 / 252, 42 / 252, 2))
     assert test.difference == pytest.approx(-(0.4 + 0.2) / 2)
+    found = dict(messages(limits(grid)))
+    places = [[*found].index(f"limits.{name}") for name in ("dev_set", "failures", "budget")]
+    assert places == sorted(places)
+    # 0 of 5: z^2 / (5 + z^2)
+    assert found["limits.failures"]["most"] == pytest.approx(3.841459 / 8.841459)
+    assert found["limits.failures"]["seeds"] == 5
+    assert found["limits.no_metric"]["metric"] == "val/matthews"
 
 
 def test_a_test_of_failed_runs_takes_the_seeds_that_have_finished(tmp_path: Path) -> None:
@@ -257,13 +264,6 @@ def test_what_is_asked_for_is_compared_and_nothing_else(tmp_path: Path) -> None:
         assert found["metric"].unique().tolist() == ["val/nll" if by_loss else "val/accuracy"]
 
 
-def test_no_interval_where_only_some_runs_failed_by_their_score(grid: GridResults) -> None:
-    rows = {row.where: row for row in comparisons(grid)}
-    assert math.isnan(rows["RTE"].low)
-    assert "some seeds of" in rows["RTE"].note
-    assert rows["CoLA"].seeds == 4
-
-
 def fails_bare(axes: Mapping[str, Any], names: Container[str]) -> Scores:
     lost = axes[PRESET] in names and axes[WARMUP] == 0
     return constant("rte") if lost else learned("rte", 0.6 + axes[SEED] / 100)
@@ -320,12 +320,15 @@ def test_the_best_median_stands_beside_the_mean_of_a_fixed_setting(tmp_path: Pat
     assert found["mean", "cola"].value == pytest.approx(0.33)
     tables = {table.name: table for table in tables_of(grid)}
     mean, median = tables["task_scores"].bodies
-    assert mean == (
-        "ours, mean over 5 seeds of one setting (warmup_steps 60, bias_correction true)"
-    )
+    setting = "(warmup_steps 60, bias_correction true)"
+    assert mean == f"ours, mean over 5 seeds of one setting {setting}"
     assert median.startswith("ours, OPTIMISTIC: median of the best of 4 settings")
     ((_, _, cell),) = tables["task_scores"].bodies[median]
     assert cell.text == "70.00"
+    assert not any(row.average for row in task_scores(grid))
+    text = no_averages(grid)
+    assert "glue lacks SST-2, MRPC, STS-B, QQP, MNLI-m, MNLI-mm, QNLI" in text
+    assert "cramming lacks" in text
 
 
 def test_one_setting_is_one_that_all_variants_have(tmp_path: Path) -> None:
@@ -348,14 +351,6 @@ def test_one_setting_is_one_that_all_variants_have(tmp_path: Path) -> None:
     apart = {"post_ln": [2.5e-4], "pre_ln": [1e-3, 4e-3]}
     assert [row for row in task_scores(of(apart)) if row.kind == "mean"] == []
     assert {row.variant for row in task_scores(of(apart))} >= set(apart)
-
-
-def test_an_average_needs_all_of_its_tasks(tmp_path: Path) -> None:
-    grid = read_results(glue_grid(tmp_path / "demo", of_settings, TWO_SETTINGS))
-    assert not any(row.average for row in task_scores(grid))
-    text = no_averages(grid)
-    assert "glue lacks SST-2, MRPC, STS-B, QQP, MNLI-m, MNLI-mm, QNLI" in text
-    assert "cramming lacks" in text
 
 
 @pytest.mark.parametrize(("more", "lost"), [([], False), (["squad1"], False), ([], True)])
@@ -386,8 +381,7 @@ def test_an_average_of_all_tasks_is_the_one_of_its_name(tmp_path, more: list[str
     assert no_averages(grid) == ""
 
 
-def test_a_comparison_stands_once_under_its_own_metric(tmp_path: Path) -> None:
-    grid = read_results(glue_grid(tmp_path / "demo", mixed))
+def test_a_comparison_stands_once_under_its_own_metric(grid: GridResults) -> None:
     table = comparison_table(grid, comparisons(grid))
     found = {
         heading: [(row[1].text, row[3].text) for row in rows]
@@ -400,6 +394,11 @@ def test_a_comparison_stands_once_under_its_own_metric(tmp_path: Path) -> None:
     for metric, rows in wanted.items():
         (heading,) = [each for each in found if f"{metric} of each value" in each]
         assert found[heading] == rows
+    # Only some of its runs failed.
+    by_group = {row.where: row for row in comparisons(grid)}
+    assert math.isnan(by_group["RTE"].low)
+    assert "some seeds of" in by_group["RTE"].note
+    assert by_group["CoLA"].seeds == 4
 
 
 OVERLAP = "3 of 9 rows of valid, 1 of 2 rows of test"
@@ -435,21 +434,8 @@ def test_scores_of_other_rows_are_a_limit(tmp_path, corpus, section, protocol, i
     assert found.get("limits.overlap") == overlap
 
 
-def test_cautions_come_first(grid: GridResults) -> None:
-    found = dict(messages(limits(grid)))
-    names = list(found)
-    places = [names.index(f"limits.{name}") for name in ("dev_set", "failures", "budget")]
-    assert places == sorted(places)
-    # 0 of 5: z^2 / (5 + z^2)
-    assert found["limits.failures"]["most"] == pytest.approx(3.841459 / 8.841459)
-    assert found["limits.failures"]["seeds"] == 5
-    assert found["limits.no_metric"]["metric"] == "val/matthews"
-
-
-def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
-    folder = glue_grid(tmp_path / "demo", mixed)
-    grid = read_results(folder)
-    found = sensitivity_scores(grid)
+def test_page_terminal_csv_and_latex(grid: GridResults) -> None:
+    folder, found = grid.folder, sensitivity_scores(grid)
     report = Report(grid, found, folder)
     write_exports(report)
     text = page(report, ())
@@ -459,11 +445,8 @@ def test_page_terminal_csv_and_latex(tmp_path: Path) -> None:
     assert arms.set_index(["group", "warmup"]).loc[("RTE", 0), "failed"] == 2
     scores = pd.read_csv(folder / "task_scores.csv")
     assert set(scores["kind"]) == {"mean", "best_median"}
-    assert {path.name for path in (folder / "tables").iterdir()} >= {
-        "failed_runs.tex",
-        "failure_tests.md",
-        "task_scores.tex",
-    }
+    tables = {path.name for path in (folder / "tables").iterdir()}
+    assert tables >= {"failed_runs.tex", "failure_tests.md", "task_scores.tex"}
     assert "2 / 5 [0.12, 0.77]" in shown(grid, found, width=400)
     for table in tables_of(grid):
         assert "OPTIMISTIC" in latex(table) or table.name != "task_scores"

@@ -33,6 +33,10 @@ def test_every_text_is_used_and_every_name_has_a_text() -> None:
     # A name may be put together; its last part, or that of the figure, is in the code then.
     lost = [name for name in texts() if name not in named and not _is_made(name, code)]
     assert lost == []
+    for name, text in texts().items():
+        if any(field for _, field, *_ in Formatter().parse(text)):
+            with noted(name), pytest.raises(KeyError):
+                say(name)
 
 
 def _is_made(name: str, code: str) -> bool:
@@ -40,13 +44,6 @@ def _is_made(name: str, code: str) -> bool:
     figure = above[-1]
     of_figure = f'sketch("{figure}"' in code or f'name="{figure}"' in code or figure == "curves"
     return (last in ("title", "text", "limits") and of_figure) or f'"{last}"' in code
-
-
-def test_a_value_that_is_missing_is_an_error() -> None:
-    for name, text in texts().items():
-        if any(field for _, field, *_ in Formatter().parse(text)):
-            with noted(name), pytest.raises(KeyError):
-                say(name)
 
 
 def test_limits_have_their_numbers(make_grid) -> None:
@@ -66,9 +63,8 @@ def test_what_a_grid_file_decides_after_the_runs_is_a_limit(make_grid, outcome) 
     folder = make_grid(outcome).folder
     assert "limits.afterwards" not in dict(messages(limits(read_results(folder))))
     later = {"families": {"post": ["post_ln"]}, "sensitivity": {"matters": 0.1}}
-    grid = read_results(
-        folder, file={**yaml.safe_load((folder / "grid.yaml").read_text()), **later}
-    )
+    file = yaml.safe_load((folder / "grid.yaml").read_text())
+    grid = read_results(folder, file={**file, **later})
     assert grid.afterwards == ("families", "sensitivity.matters")
     said = dict(messages(limits(grid)))["limits.afterwards"]["names"]
     assert all(name in said for name in grid.afterwards)
@@ -114,8 +110,7 @@ def scores_of(arms: Words, pooled: Words, families: Words, rates: int) -> list[S
             rows += [replace(measure, group=group, variant=name, **kind)]
             rows += [replace(row, group=group, variant=name) for row in fails]
     return corrected(
-        rows,
-        lambda row: None if row.p_holm == row.p else (row.group, row.variant, row.score),
+        rows, lambda row: None if row.p_holm == row.p else (row.group, row.variant, row.score)
     )
 
 
@@ -158,13 +153,7 @@ def clauses_of(sentence: str, names: Iterable[str]) -> list[set[str]]:
     return [part & {*names} for part in parts]
 
 
-def test_the_answer_of_many_names_those_that_differ_from_most() -> None:
-    arms = {("all", f"v{n}"): "gains" if n in (3, 7) else "undecided" for n in range(41)}
-    clauses = clauses_of(answer(ASKED, scores_of(arms, {}, {}, 4)), [name for _, name in arms])
-    assert [*filter(None, clauses)] == [{"v3", "v7"}]
-
-
-def test_the_answer_names_families_and_the_rate() -> None:
+def test_the_answer_names_families_the_rate_and_those_that_differ_from_most() -> None:
     arms = dict.fromkeys((("all", f"v{n}") for n in range(8)), "undecided")
     families = {("all", "narrow"): "gains", ("all", "wide"): "no need"}
     said = {rates: answer(ASKED, scores_of(arms, {}, families, rates)) for rates in (1, 4)}
@@ -172,6 +161,9 @@ def test_the_answer_names_families_and_the_rate() -> None:
         assert [*filter(None, clauses_of(text, ["narrow", "wide"]))] == [{"narrow"}, {"wide"}]
     assert "0.004" in said[1]
     assert "0.004" not in said[4]
+    arms = {("all", f"v{n}"): "gains" if n in (3, 7) else "undecided" for n in range(41)}
+    clauses = clauses_of(answer(ASKED, scores_of(arms, {}, {}, 4)), [name for _, name in arms])
+    assert [*filter(None, clauses)] == [{"v3", "v7"}]
 
 
 @pytest.mark.parametrize("count", [2, 4, 8, 41])

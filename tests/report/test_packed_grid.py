@@ -65,9 +65,6 @@ def test_the_report_of_a_published_study_has_the_numbers_of_its_runs(runs, study
         assert text.splitlines() == kept, name
         assert len(kept) > 30
     assert (study / "sensitivity.csv").read_text() == (second / "sensitivity.csv").read_text()
-
-
-def test_the_table_of_a_published_study_is_that_of_a_report(runs: Path, study: Path) -> None:
     table, whole = results_frame(read_results(runs)), pd.read_parquet(study / "results.parquet")
     pd.testing.assert_frame_equal(whole, table)
     results = [name for name in texts_of(study / PACKED) if name.endswith("/result.json")]
@@ -86,35 +83,26 @@ def test_a_study_is_published_in_the_same_bytes_each_time(runs: Path, study, tmp
     assert (study / PACKED).read_bytes() == (tmp_path / "from its folder" / PACKED).read_bytes()
 
 
-def test_a_folder_that_holds_the_study_is_kept(runs: Path, study: Path, tmp_path: Path) -> None:
+def test_a_folder_is_that_of_a_study_with_the_same_results(runs, study, tmp_path) -> None:
     before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     assert unpack(study / PACKED, runs.parent).path == runs
     assert before == {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     assert not list(tmp_path.glob(".unpacking-*"))
-
-
-def test_a_study_is_not_that_of_a_folder_with_more_results(runs: Path, study: Path) -> None:
     waiting = next(cell for cell in read_results(runs).cells if cell.state == "waiting")
     waiting.folder.mkdir(exist_ok=True)
     (waiting.folder / "result.json").write_text("{}")
     with pytest.raises(UserError, match=rf"{waiting.name} has ended there, but not in "):
         unpack(study / PACKED, runs.parent)
-
-
-def test_a_study_is_not_published_over_another(runs: Path, study: Path) -> None:
-    before = (study / PACKED).read_bytes()
-    with pytest.raises(UserError, match=r"--publish: .*: holds the study demo"):
-        publish(replace(read_results(runs), name="other"), study)
-    assert (study / PACKED).read_bytes() == before
-    publish(read_results(runs), study)
-
-
-def test_a_folder_with_other_results_is_not_replaced(runs: Path, study: Path) -> None:
+    (waiting.folder / "result.json").unlink()
     result = sorted(runs.rglob("result.json"))[0]
     result.write_text(result.read_text().replace("204800", "204801"))
     with pytest.raises(UserError, match=r"demo: runs/.*/result\.json.*study"):
         unpack(study / PACKED, runs.parent)
     assert "204801" in result.read_text()
+
+
+def holding(name: str) -> Callable[[Path], None]:
+    return lambda path: repacked(path, lambda texts: texts.update({name: b""}))
 
 
 @pytest.mark.parametrize(
@@ -127,16 +115,8 @@ def test_a_folder_with_other_results_is_not_replaced(runs: Path, study: Path) ->
         (lambda path: added(path, tarfile.SYMTYPE, linkname="/etc/passwd"), "is no file of a"),
         (lambda path: added(path, tarfile.LNKTYPE, linkname="plan.json"), "is no file of a"),
         (lambda path: added(path, tarfile.DIRTYPE), "is no file of a"),
-        (lambda path: repacked(path, lambda of: of.update({"../out": b""})), "is no file of a"),
-        (lambda path: repacked(path, lambda of: of.update({"/tmp/out": b""})), "is no file of a"),
-        (
-            lambda path: repacked(path, lambda of: of.update({"runs/../config.yaml": b""})),
-            "is no file of a",
-        ),
-        (
-            lambda path: changed(path, lambda plan: plan["cells"][0].update(name="../../out")),
-            "the name of",
-        ),
+        *((holding(of), "is no file of a") for of in ("../out", "/tmp/out", "runs/../config.yaml")),
+        (lambda p: changed(p, lambda of: of["cells"][0].update(name="../../out")), "the name of"),
         (lambda path: changed(path, lambda plan: plan.update(name="../out")), "name: expected"),
         (lambda path: changed(path, lambda plan: plan.update(schema=99)), "newer version"),
     ],
@@ -202,10 +182,8 @@ def test_seals_survive_publishing_restoring_and_publishing_again(runs: Path, tmp
     publish(grid, tmp_path / "study")
     unpack(tmp_path / "study" / PACKED, runs.parent)  # beside the runs that it comes from
     restored = read_results(unpack(tmp_path / "study" / PACKED, tmp_path / "there").path)
-    states = [
-        {cell.name: cell.state for cell in of.cells if cell.finished} for of in (grid, restored)
-    ]
-    assert states[0] == states[1]
+    one, two = ({c.name: c.state for c in of.cells if c.finished} for of in (grid, restored))
+    assert one == two
     assert all(is_sealed(cell.record) for cell in restored.finished)
     publish(restored, tmp_path / "again")
     again = read_results(unpack(tmp_path / "again" / PACKED, tmp_path / "elsewhere").path)
@@ -222,8 +200,7 @@ def test_no_folder_of_a_command_is_published(runs: Path, tmp_path: Path) -> None
         path.with_name("env.json").write_text(json.dumps({"provenance": {"command": words}}))
     seal_all(runs)
     publish(read_results(runs), tmp_path / "study")
-    folder = unpack(tmp_path / "study" / PACKED, runs.parent)  # the runs that it comes from
-    assert folder.path == runs
+    assert unpack(tmp_path / "study" / PACKED, runs.parent).path == runs  # that it comes from
     restored = unpack(tmp_path / "study" / PACKED, tmp_path / "there").path
     shown = ["ablate", "run", "grid.yaml", "--data.root=corpus", "a/b.yaml"]
     shown.append('--logger={"dir": "logs", "url": "http://a/b"}')
@@ -246,10 +223,8 @@ def test_an_edited_grid_file_or_plan_of_sealed_results_is_refused(runs: Path) ->
     file.write_text(text)
     assert read_results(runs).mode == "min"
     tree = json.loads(plan.read_text())
-    tree["cells"][0]["axes"], tree["cells"][-1]["axes"] = (
-        tree["cells"][-1]["axes"],
-        tree["cells"][0]["axes"],
-    )
+    cells = tree["cells"]
+    cells[0]["axes"], cells[-1]["axes"] = cells[-1]["axes"], cells[0]["axes"]
     del tree["seal"]
     plan.write_text(json.dumps(tree))
     with pytest.raises(UserError, match=r"plan\.json.* seal"):
@@ -286,16 +261,6 @@ def test_an_archive_beyond_the_limit_is_refused(study: Path, tmp_path: Path, mon
     assert not (tmp_path / "there").exists()
 
 
-def test_a_linked_file_is_not_published(runs: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("private: key\n")
-    config = next(iter(sorted(runs.glob("runs/*/result.json")))).with_name("config.yaml")
-    config.unlink(missing_ok=True)
-    config.symlink_to(secret)
-    with pytest.raises(UserError, match="link"):
-        publish(read_results(runs), tmp_path / "study")
-
-
 def test_a_study_and_a_grid_of_its_name_are_not_mixed(runs, study, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs, tmp_path / "experiments" / study.name)
@@ -310,17 +275,28 @@ def test_a_study_and_a_grid_of_its_name_are_not_mixed(runs, study, tmp_path, mon
         assert found.restored
 
 
-def test_no_file_of_the_user_is_removed(runs: Path, tmp_path: Path) -> None:
+def test_no_file_of_the_user_is_removed_and_no_link_kept(runs: Path, tmp_path: Path) -> None:
     own = {"headline-news.txt", "comparisons.csv", "effects.csv", "failed_runs.csv"}
     for name in own:
         (tmp_path / name).write_text("mine")
     publish(read_results(runs), tmp_path)
     assert {name for name in own if (tmp_path / name).read_text() == "mine"} == own
+    secret = tmp_path / "secret"
+    secret.write_text("private: key\n")
+    config = next(iter(sorted(runs.glob("runs/*/result.json")))).with_name("config.yaml")
+    config.unlink(missing_ok=True)
+    config.symlink_to(secret)
+    with pytest.raises(UserError, match="link"):
+        publish(read_results(runs), tmp_path / "study")
 
 
-def test_a_report_is_not_written_over_a_published_study(study: Path, monkeypatch, tmp_path) -> None:
+def test_nothing_else_is_written_over_a_published_study(runs, study, monkeypatch, tmp_path) -> None:
     before = (study / PACKED).read_bytes()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"--out: .*holds a published study"):
         report_command(str(study), experiments=tmp_path / "elsewhere", out=study)
     assert (study / PACKED).read_bytes() == before
+    with pytest.raises(UserError, match=r"--publish: .*: holds the study demo"):
+        publish(replace(read_results(runs), name="other"), study)
+    assert (study / PACKED).read_bytes() == before
+    publish(read_results(runs), study)

@@ -60,34 +60,27 @@ def test_each_seed_has_rates_of_its_own_that_are_those_of_every_arm(tmp_path: Pa
         assert [values[RATE] for values in arm.rounds[0]] == rates(arm.name[SEED])
         assert arm.more == 0
     assert len(list(wanted(arms))) == 12 * TRIALS
-    places = [
-        math.log(rate / LOW) / math.log(HIGH / LOW) for seed in range(1, 9) for rate in rates(seed)
-    ]
+    found = [rate for seed in range(1, 9) for rate in rates(seed)]
+    places = [math.log(rate / LOW) / math.log(HIGH / LOW) for rate in found]
     parts = np.histogram(places, bins=TRIALS, range=(0, 1))[0]
     assert parts.tolist() == [8] * TRIALS
+    # A range without `log` is cut into equal parts.
+    field = {RATE: {"low": 1.0, "high": 3.0}}
+    spec = spec_of(tmp_path, search={**SEARCH, "fields": field, "trials": 2})
+    share = 0.6180339887498949
+    expected = [float(f"{1 + share:.4g}"), float(f"{2 + share:.4g}")]
+    assert [v[RATE] for v in stratified(spec.search, 1)] == expected
 
 
 def test_the_plan_shows_the_rates_of_each_seed(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "studies.yaml"
-    grid = {"name": "studies", "base_config": BASE, "axes": AXES, "search": SEARCH}
-    path.write_text(json.dumps(grid))
-    assert main(["plan", str(path), "--json"]) == 0
+    spec_of(tmp_path)
+    assert main(["plan", "studies.yaml", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert tree["trials"] == {RATE: {str(seed): rates(seed) for seed in (1, 2, 3)}}
     assert tree["cells"] == 12 * TRIALS
-    assert main(["plan", str(path)]) == 0
+    assert main(["plan", "studies.yaml"]) == 0
     assert f"seed 2: {', '.join(map(str, rates(2)))}" in capsys.readouterr().out
-
-
-def test_a_range_without_log_is_cut_into_equal_parts(tmp_path: Path) -> None:
-    field = {RATE: {"low": 1.0, "high": 3.0}}
-    spec = spec_of(tmp_path, search={**SEARCH, "fields": field, "trials": 2})
-    share = 0.6180339887498949
-    assert [v[RATE] for v in stratified(spec.search, 1)] == [
-        float(f"{1 + share:.4g}"),
-        float(f"{2 + share:.4g}"),
-    ]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
@@ -168,7 +161,7 @@ def test_the_best_of_each_seed_and_the_mean_over_its_rates(studies: FakeGrid) ->
     assert "four trials" in answer(grid, sensitivity_scores(grid))
 
 
-def test_a_crashed_trial_drops_its_seed(studies: FakeGrid) -> None:
+def test_a_crashed_trial_drops_its_seed(studies: FakeGrid, oracle) -> None:
     wanted = {SEED: 2, PRESET: "pre_ln", WARMUP: 0, RATE: rates(2)[1]}
     cell = next(cell for cell in studies.cells if cell["axes"] == wanted)
     (studies.run(cell) / "result.json").unlink()
@@ -178,12 +171,11 @@ def test_a_crashed_trial_drops_its_seed(studies: FakeGrid) -> None:
     assert [seed for seed, _ in scores["post_ln", "tuned_interaction"].values] == [1, 3, 4, 5]
     compared = comparisons(read_results(studies.folder), {PRESET: "pre_ln"})
     assert [row.seeds for row in compared] == [4, 5]
-
-
-def test_rates_that_are_those_of_a_seed_are_not_compared(studies: FakeGrid) -> None:
-    grid = read_results(studies.folder)
-    with pytest.raises(UserError, match="each seed"):
-        compare_axis(grid, RATE, grid.axes[RATE][0])
+    # The program that shares no code has the same numbers.
+    page = write_report(studies.folder, figures=False)
+    rows = pd.read_csv(page.parent / "sensitivity.csv")
+    assert {"tuned", "mean_over_rates", "rate_shift", "pooled"} <= {*rows["score"]}
+    assert oracle.check(page.parent) == []
 
 
 def test_the_best_trial_of_each_seed_is_compared_by_the_metric(studies: FakeGrid) -> None:
@@ -199,15 +191,8 @@ def test_the_best_trial_of_each_seed_is_compared_by_the_metric(studies: FakeGrid
         assert row.estimate == pytest.approx(wanted)
     assert len(by_metric(grid)) == 4
     assert {arm.runs for arm in by_metric(grid)} == {5}
-
-
-def test_the_program_that_shares_no_code_has_the_same_numbers(studies: FakeGrid, oracle) -> None:
-    cell = next(c for c in studies.cells if c["axes"][SEED] == 2 and c["axes"][RATE] in rates(2))
-    (studies.run(cell) / "result.json").unlink()
-    page = write_report(studies.folder, figures=False)
-    rows = pd.read_csv(page.parent / "sensitivity.csv")
-    assert {"tuned", "mean_over_rates", "rate_shift", "pooled"} <= {*rows["score"]}
-    assert oracle.check(page.parent) == []
+    with pytest.raises(UserError, match="each seed"):
+        compare_axis(grid, RATE, grid.axes[RATE][0])
 
 
 UNTIL = {"half_width": 0.05, "most_seeds": 20}

@@ -71,13 +71,15 @@ def test_the_documents_have_the_keys_that_are_documented(grid: str, capsys) -> N
         assert (set(told), told["command"]) == (documented(command), command)
 
 
-def test_a_report_replaces_none_of_another_grid(grid: str) -> None:
+def test_a_report_or_study_replaces_none_of_another_grid(grid: str) -> None:
     for out in ("experiments/deep", "experiments/deep/runs/mine"):
         with pytest.raises(UserError, match=f"--out: {out}: lies in the folder of the grid deep"):
             report_command(grid, out=Path(out))
     for out in ("experiments/flat", "mine"):
         assert report_command(grid, out=Path(out)) == 0
         assert Path(out, "report.html").is_file()
+    with pytest.raises(UserError, match="--publish"):
+        report_command(grid, publish_in=Path("experiments/deep"))
 
 
 def test_a_taken_port_is_reported_before_any_work(grid: str) -> None:
@@ -95,17 +97,14 @@ def test_results_of_other_cells_than_those_of_the_file_are_refused(grid: str) ->
     assert not Path("experiments/flat/report.html").exists()
 
 
-def test_the_path_of_a_folder_asks_for_no_file(grid: str) -> None:
-    Path(grid).write_text("name: another\n")
-    assert report_command(Path("experiments/flat")) == 0
-
-
-def test_an_edited_question_is_shown(grid: str) -> None:
+def test_an_edited_question_is_shown_and_the_path_of_a_folder_asks_for_no_file(grid: str) -> None:
     path = Path(grid)
     tree = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**tree, "question": "Does it matter at all?"}))
     assert report_command(grid) == 0
     assert "Does it matter" in Path("experiments/flat/report.html").read_text()
+    Path(grid).write_text("name: another\n")
+    assert report_command(Path("experiments/flat")) == 0
 
 
 def test_one_process_at_a_time_writes_the_report_of_a_grid(grid: str) -> None:
@@ -157,8 +156,3 @@ def test_a_folder_that_may_only_be_read_gives_its_document(grid: str, capsys, mo
     told = json.loads(capsys.readouterr().out)
     assert (told["report"], told["cells"]) == (None, 4)
     assert sorted(Path().rglob("*")) == before
-
-
-def test_a_study_is_not_published_into_the_folder_of_a_grid(grid: str) -> None:
-    with pytest.raises(UserError, match="--publish"):
-        report_command(grid, publish_in=Path("experiments/deep"))

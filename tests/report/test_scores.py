@@ -104,10 +104,8 @@ def check(row: Score, wanted: Mapping[str, Any]) -> None:
 def test_scores(make_grid: Any, oracle: ModuleType, name: str) -> None:
     case = CASES[name]
     axes = {LONG.get(k, k): v for k, v in {**AXES, **case.get("axes", {})}.items() if v}
-    asks, curves = case.get("asks"), case.get("curves", False)
-    fake = make_grid(
-        lambda at: value(case["loss"], at, case), axes, sensitivity=asks, curves=curves
-    )
+    how = {"sensitivity": case.get("asks"), "curves": case.get("curves", False)}
+    fake = make_grid(lambda at: value(case["loss"], at, case), axes, **how)
     if "keep" in case:
         keep(fake, lambda at: value(case["keep"], at, case))
     if "link" in case:
@@ -169,10 +167,8 @@ def test_runs_that_end_at_different_steps_have_no_lost_steps(make_grid: Any) -> 
     """A run that becomes non-finite has no rates after that step: their sum says nothing."""
 
     def lost(fake: Any) -> Score:
-        (row,) = (
-            s for s in sensitivity_scores(read_results(fake.folder)) if s.score == "lost_steps"
-        )
-        return row
+        found = sensitivity_scores(read_results(fake.folder))
+        return next(row for row in found if row.score == "lost_steps")
 
     axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], SEED: [1, 2]}
     fake = make_grid(lambda at: 2.0 + 0.01 * at[SEED] + at[WARMUP] / 9999, axes)

@@ -58,31 +58,26 @@ def client(folder: Path) -> Client:
     return Client(Site(folder / "report.html", folder, board))
 
 
-def test_the_root_leads_to_the_page_which_knows_that_it_is_served(client: Client) -> None:
-    answer = client.get("/", follow_redirects=True)
-    assert answer.request.path == "/report.html"
-    assert answer.mimetype == "text/html"
-    assert '<html lang="en" class="served"><body>hello' in answer.text
-
-
 def test_a_real_page_begins_as_the_server_expects(make_grid: Any) -> None:
     written = write_report(make_grid(lambda axes: "waiting", {SEED: [1]}).folder)
     assert written.read_bytes().count(PAGE) == 1
 
 
-def test_folders_are_listed_and_files_shown(client: Client) -> None:
+def test_folders_are_listed_files_shown_and_the_root_leads_to_the_page(client: Client) -> None:
     assert client.get("/runs/pre_ln-1").location == "/runs/pre_ln-1/"
     listed = client.get("/runs/pre_ln-1/").text
-    assert re.findall(r'href="([^"]+)"', listed) == [
-        *("../", "config.yaml", "in.txt", "last.ckpt", "out.txt")
-    ]
+    names = ["../", "config.yaml", "in.txt", "last.ckpt", "out.txt"]
+    assert re.findall(r'href="([^"]+)"', listed) == names
     shown = client.get("/runs/pre_ln-1/config.yaml", buffered=True)
     assert (shown.mimetype, shown.text) == ("text/plain", "a: 1\n")
     assert client.get("/runs/pre_ln-1/in.txt", buffered=True).text == "a: 1\n"
-    assert (
-        client.get("/runs/pre_ln-1/last.ckpt", buffered=True).mimetype == "application/octet-stream"
-    )
+    binary = client.get("/runs/pre_ln-1/last.ckpt", buffered=True)
+    assert binary.mimetype == "application/octet-stream"
     assert client.post("/runs/pre_ln-1/config.yaml").status_code == 405
+    answer = client.get("/", follow_redirects=True)
+    assert answer.request.path == "/report.html"
+    assert answer.mimetype == "text/html"
+    assert '<html lang="en" class="served"><body>hello' in answer.text
 
 
 @pytest.mark.parametrize(
@@ -104,15 +99,6 @@ def test_what_lies_outside_is_not_there(client: Client, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 404
     assert "secret" not in answer.text
-
-
-def test_a_text_of_tensorboard_links_to_the_files_of_its_run(client: Client) -> None:
-    board_path = tensorboard_path(Path("demo"))
-    drawing = f"{board_path}runs/pre_ln-1/config.yaml"
-    assert client.get(drawing, buffered=True).text == "a: 1\n"
-    assert client.get(f"{board_path}runs/pre_ln-1/out.txt").status_code == 404
-    assert client.get(f"{board_path}runs/../../secret.txt").status_code == 404
-    assert client.get(f"{board_path}data/runs").text == f"board {board_path}data/runs"
 
 
 def test_of_folders_apart_only_these_are_served(tmp_path: Path, folder: Path) -> None:
@@ -137,10 +123,16 @@ def test_another_site_cannot_ask_through_a_browser(client: Client) -> None:
         assert client.get("/tensorboard/demo/", headers={"Host": name}).status_code == 403
 
 
-def test_boards_answer_below_their_own_paths(client: Client) -> None:
+def test_boards_answer_below_their_own_paths_with_files_of_runs(client: Client) -> None:
     assert client.get("/tensorboard/demo/data/runs").text == "board /tensorboard/demo/data/runs"
     assert client.get("/tensorboard/demo").text == "board /tensorboard/demo"
     assert client.get("/tensorboard/demo2/").status_code == 404
+    board_path = tensorboard_path(Path("demo"))
+    drawing = f"{board_path}runs/pre_ln-1/config.yaml"
+    assert client.get(drawing, buffered=True).text == "a: 1\n"
+    assert client.get(f"{board_path}runs/pre_ln-1/out.txt").status_code == 404
+    assert client.get(f"{board_path}runs/../../secret.txt").status_code == 404
+    assert client.get(f"{board_path}data/runs").text == f"board {board_path}data/runs"
 
 
 @pytest.fixture

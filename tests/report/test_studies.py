@@ -131,9 +131,8 @@ def test_the_outcomes_of_the_predictions_of_iwslt14_bleu() -> None:
 def test_the_outcomes_of_the_predictions_of_warmup_lm(oracle: ModuleType) -> None:
     folder = ROOT / "ablations" / "results" / "warmup_lm"
     table: Any = pd.read_parquet(folder / TABLE)
-    need = {
-        name: row for (*_, name, score), row in oracle.former(folder).items() if score == "need"
-    }
+    rows = oracle.former(folder).items()
+    need = {name: row for (*_, name, score), row in rows if score == "need"}
     page = (folder / "README.md").read_text(encoding="utf-8")
     for name, bound in (("post_ln", "≤ "), ("realformer", "≤ "), ("pre_ln", "≥ "), ("sas", "? ")):
         assert f"| {bound}{need[name].estimate:.2f} (open) |" in page

@@ -71,9 +71,8 @@ def server(folder: Path, *options: str) -> Iterator[Callable[..., Any]]:
     program = "from tensorboard.main import run_main; run_main()"
     process = warm.start(["-c", program, *words], modules=("tensorboard.main", "pandas"))
     try:
-        address = until(
-            lambda: re.search(r"http://127\.0\.0\.1:\d+", process.printed(errors=True))
-        )[0]
+        pattern = r"http://127\.0\.0\.1:\d+"
+        address = until(lambda: re.search(pattern, process.printed(errors=True)))[0]
 
         def ask(route: str, body: Any = None) -> Any:
             data = None if body is None else json.dumps(body).encode()
@@ -185,9 +184,8 @@ def test_an_open_server_follows_a_grid_that_goes_on(make_grid, loader):
 def test_the_text_has_question_config_and_block(make_grid):
     question = "Which *blocks* | need warm-up?\n\nTwo paragraphs."
     ends = {"post_ln": 2.0, "pre_ln": "unfinished"}
-    grid = make_grid(
-        lambda axes: ends[axes[PRESET]], {SEED: [1], PRESET: [*ends]}, question=question
-    )
+    axes = {SEED: [1], PRESET: [*ends]}
+    grid = make_grid(lambda axes: ends[axes[PRESET]], axes, question=question)
     done, running = (grid.run(cell) for cell in grid.cells)
     same = {"norm": {"kind": "pre", "bias": True}, "around_cross": {"skip": 1.0}}
     other = {"norm": {"kind": "none"}, "carry": None}
@@ -316,20 +314,6 @@ def test_columns_have_one_type_and_absent_values_no_cell(make_grid):
     assert {row["trainer.mixed"] for row in rows.values()} == {"1", "one"}
 
 
-def test_only_new_leaves_alone_what_is_newer_than_its_result(make_grid):
-    grid = make_grid(lambda axes: 2.0, {**SMALL, SEED: [1]})
-    second, first = (grid.run(cell) for cell in grid.cells[:2])
-    write_index(grid.folder, only_new=True)
-    before = index_of(first), index_of(second)
-    (first / "metrics.csv").unlink()  # would take the curves out of the index
-    grid.end(grid.cells[0], 3.0)
-    write_index(grid.folder, only_new=True)
-    assert index_of(first) == before[0]
-    assert index_of(second) != before[1]
-    write_index(grid.folder)
-    assert index_of(first) != before[0]
-
-
 def test_what_a_cell_loses_is_logged_once_its_reference_run_has_ended(make_grid):
     axes = {SEED: [1], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
     grid = make_grid(lambda axes: "unfinished" if axes[WARMUP] else ENTROPY + 1, axes)
@@ -350,7 +334,7 @@ def test_what_a_cell_loses_is_logged_once_its_reference_run_has_ended(make_grid)
     assert "delta/demo" not in seen[name[other["name"]]]["metrics"]  # its twin learned nothing
 
 
-def test_a_new_plan_that_changes_nothing_makes_them_again_once(make_grid, monkeypatch):
+def test_only_new_leaves_alone_what_is_newer_than_its_result_and_plan(make_grid, monkeypatch):
     grid = make_grid(lambda axes: 2.0, {**SMALL, SEED: [1]})
     write_index(grid.folder, only_new=True)
     plan = grid.folder / "plan.json"
@@ -364,6 +348,15 @@ def test_a_new_plan_that_changes_nothing_makes_them_again_once(make_grid, monkey
     assert sorted(made) == sorted(cell["id"] for cell in grid.cells)
     write_index(grid.folder, only_new=True)
     assert len(made) == len(grid.cells)
+    second, first = (grid.run(cell) for cell in grid.cells[:2])
+    before = index_of(first), index_of(second)
+    (first / "metrics.csv").unlink()  # would take the curves out of the index
+    grid.end(grid.cells[0], 3.0)
+    write_index(grid.folder, only_new=True)
+    assert index_of(first) == before[0]
+    assert index_of(second) != before[1]
+    write_index(grid.folder)
+    assert index_of(first) != before[0]
 
 
 def index_of(run: Path) -> str:

@@ -16,6 +16,7 @@ from lightning_app.report.verdicts import verdicts
 from lightning_app.report.warmup import sensitivity_scores
 from tests.report.conftest import PRESET, RATE, SEED, WARMUP, messages, shown
 
+SAS = {PRESET: ["sas"], WARMUP: [0, 60]}
 WIDTH = "model.architecture.model_dim"
 LONG = "a_variant_with_a_name_that_is_longer_than_many_a_terminal_is_wide"
 
@@ -37,7 +38,7 @@ def losses(fake: Any, variant: str, warmup: int) -> list[float]:
     return found
 
 
-def test_a_pipe_gets_the_numbers_of_the_runs_as_plain_text(make_grid: Make, outcome: Any) -> None:
+def test_a_pipe_gets_the_numbers_of_the_runs_as_plain_text(make_grid, outcome, monkeypatch) -> None:
     fake = make_grid(outcome)
     grid = read_results(fake.folder)
     text = show(grid, width=1000)
@@ -56,6 +57,10 @@ def test_a_pipe_gets_the_numbers_of_the_runs_as_plain_text(make_grid: Make, outc
         assert re.search(rf"^{variant} +{word} ", text, re.M)
     assert re.search(r"^post_ln .* 5 of 5 +0 of 5 ", text, re.M)
     assert re.search(r"^pre_ln .* 0 of 5 +0 of 5 ", text, re.M)
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = show(grid, width=100, force_terminal=True)
+    codes = set(re.findall(r"\x1b\[([0-9;]*)m", text))
+    assert codes <= {"0", "1"}  # bold and its end
 
 
 @pytest.mark.parametrize("width", [24, 50, 80, 130])
@@ -74,13 +79,6 @@ def test_nothing_is_cut_however_narrow(make_grid: Make, outcome: Any, width: int
         assert verdict.word.replace(" ", "") in joined
 
 
-def test_no_color_means_no_colour(make_grid: Make, outcome: Any, monkeypatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    text = show(read_results(make_grid(outcome).folder), width=100, force_terminal=True)
-    codes = set(re.findall(r"\x1b\[([0-9;]*)m", text))
-    assert codes <= {"0", "1"}  # bold and its end
-
-
 @pytest.mark.parametrize(
     ("outcome", "axes", "expected"),
     [
@@ -88,14 +86,10 @@ def test_no_color_means_no_colour(make_grid: Make, outcome: Any, monkeypatch) ->
         (lambda a: "failed", {PRESET: ["post_ln"], SEED: [1]}, "No cell has"),
         (lambda a: 4.5, {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1, 2]}, "not learned"),
         (lambda a: None, {PRESET: ["pre_ln", "sas"], WARMUP: [0, 60], SEED: [1]}, "1 of 1"),
-        (
-            lambda a: 2.0,
-            {PRESET: ["sas"], WARMUP: [0, 60], SEED: [1, 2]},
-            r"sas +\w+ +0\.000 .* 2\n",
-        ),
+        (lambda a: 2.0, {**SAS, SEED: [1, 2]}, r"sas +\w+ +0\.000 .* 2\n"),
         (lambda a: 2.0, {PRESET: ["pre_ln", "sas"], SEED: [1, 2]}, r"pre_ln +2\.000 n = 2"),
         (lambda a: 2.0, {PRESET: ["pre_ln"]}, r"pre_ln +2\.000 n = 1"),
-        (lambda a: 2.0, {PRESET: ["sas"], WARMUP: [0, 60], SEED: [1]}, r"sas +\w+ +0\.000 .* 1\n"),
+        (lambda a: 2.0, {**SAS, SEED: [1]}, r"sas +\w+ +0\.000 .* 1\n"),
         (lambda a: 2.0 if a[SEED] < 3 else "failed", {WARMUP: [0, 60], SEED: [1, 2, 3]}, "0 of 2"),
     ],
 )

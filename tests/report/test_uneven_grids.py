@@ -164,8 +164,6 @@ def test_a_table_without_rows_is_removed(make_grid: Any) -> None:
 
 PLANNED = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: [1, 2, 3]}
 MADE = {"code": "aaaa", "libraries": {"torch": "2.13.0"}, "cpu": "EPYC", "matmul": "MKL"}
-
-
 OTHER = {"name": "synthetic", "digest": "2" * 64}
 
 
@@ -178,10 +176,8 @@ def test_results_of_other_data_are_never_pooled(make_grid, outcome) -> None:
     assert len(grid.finished) == 11
     assert grid.strangers == {"2" * 64: [stranger]}
     assert all(stranger not in str(score) for score in sensitivity_scores(grid))
-    seeds = {
-        score.variant: score.seeds for score in sensitivity_scores(grid) if score.score == "delta"
-    }
-    assert seeds == {"post_ln": 2, "pre_ln": 3}
+    deltas = [score for score in sensitivity_scores(grid) if score.score == "delta"]
+    assert {score.variant: score.seeds for score in deltas} == {"post_ln": 2, "pre_ln": 3}
     frame = results_frame(grid).set_index("name").loc[stranger]
     assert frame["status"] == OTHER_DATA
     assert frame[["val/nll", "loss"]].isna().all()
@@ -202,8 +198,16 @@ def test_axes_of_the_data_are_no_mixture(make_grid) -> None:
     assert len(read_results(made.folder).finished) == len(made.cells)
 
 
-def test_every_other_mixture_is_stated(make_grid, outcome) -> None:
+def test_old_code_is_not_recorded_and_every_other_mixture_is_stated(make_grid, outcome) -> None:
     made = make_grid(outcome, PLANNED)
+    grid = read_results(made.folder)
+    assert facts(grid)["Code"] == "not recorded"
+    assert any("version of the" in text for text in limits(grid))
+    assert mixture_line(grid) == ""
+    made.rewrite(lambda _, record: record.update(provenance=MADE))
+    grid = read_results(made.folder)
+    assert not any("version" in text for text in limits(grid))
+    assert facts(grid)["Code"] == "aaaa"
     for number in range(len(made.cells)):
         made.edit(number, provenance={**MADE, "code": "aaaa" if number % 2 else "bbbb"})
     made.edit(0, provenance={**MADE, "cpu": "Xeon"}, precision="bf16-mixed")
@@ -219,15 +223,3 @@ def test_every_other_mixture_is_stated(make_grid, outcome) -> None:
     assert told("of 2 … (Xeon: 1; EPYC: 11)").search(cautions)
     assert facts(grid)["Code"] == "aaaa: 7; bbbb: 5"
     assert facts(grid)["Superseded"].startswith("1 earlier runs, kept as .runs/ID@superseded-N")
-
-
-def test_results_of_the_old_code_say_that_it_is_not_recorded(make_grid, outcome) -> None:
-    made = make_grid(outcome, PLANNED)
-    grid = read_results(made.folder)
-    assert facts(grid)["Code"] == "not recorded"
-    assert any("version of the" in text for text in limits(grid))
-    assert mixture_line(grid) == ""
-    made.rewrite(lambda _, record: record.update(provenance=MADE))
-    grid = read_results(made.folder)
-    assert not any("version" in text for text in limits(grid))
-    assert facts(grid)["Code"] == "aaaa"

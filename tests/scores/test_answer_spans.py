@@ -21,7 +21,7 @@ def bounds(windows: list[ContextWindow]) -> list[tuple[int, int]]:
     return [(window.start, window.length) for window in windows]
 
 
-def test_windows_of_the_published_sizes() -> None:
+def test_windows_of_the_published_sizes_and_cut_questions() -> None:
     """384 - 14 - 3 = 367 tokens of context a window; starts 128 apart, so 239 overlap."""
     assert bounds(context_windows(14, 700)) == [(0, 367), (128, 367), (256, 367), (384, 316)]
     assert context_windows(14, 700)[0].offset == 16  # [CLS], 14 tokens, [SEP]
@@ -29,9 +29,6 @@ def test_windows_of_the_published_sizes() -> None:
     assert context_windows(14, 700)[-1].positions == 16 + 316 + 1
     assert bounds(context_windows(14, 367)) == [(0, 367)]
     assert bounds(context_windows(14, 368)) == [(0, 367), (128, 240)]
-
-
-def test_the_question_is_cut() -> None:
     assert context_windows(90, 10) == context_windows(64, 10)
     assert context_windows(90, 10)[0].offset == 66
     assert context_windows(63, 10)[0].offset == 65
@@ -101,14 +98,11 @@ def decode(start: dict, end: dict, tokens: int = 40, **more) -> BestSpan:
     return best_span(windows, starts, ends, see_all(windows), **more)
 
 
-def test_thirty_tokens_are_the_most() -> None:
+def test_thirty_tokens_are_the_most_and_only_the_top_is_combined() -> None:
     assert decode({5: 9.0}, {34: 9.0, 20: 1.0}).span == (0, 29)
     assert decode({5: 9.0}, {35: 9.0, 20: 1.0}).span == (0, 15)
     assert decode({5: 9.0}, {7: 9.0, 6: 1.0}, max_answer=2).span == (0, 1)
-
-
-def test_only_the_top_starts_and_ends_are_combined() -> None:
-    """Twenty high starts behind twenty high ends: the start at position 6 is the 21st."""
+    # Twenty high starts behind twenty high ends: the start at position 6 is the 21st.
     start = dict.fromkeys(range(25, 45), 9.0) | {6: 8.0}
     end = dict.fromkeys(range(5, 25), 5.0)
     assert decode(start, end).span is None
@@ -122,22 +116,19 @@ def test_a_question_without_a_valid_span_has_no_answer() -> None:
     assert best.difference == math.inf
 
 
-def test_masked_positions_are_no_answer() -> None:
-    windows = context_windows(3, 4)
-    logits = logits_of(windows, -math.inf)
-    logits[0][0] = 2.0
-    best = best_span(windows, logits, logits, see_all(windows))
-    assert best.span is None
-    assert best.null_score == 4
-
-
-def test_padding_changes_nothing() -> None:
+def test_padding_changes_nothing_and_masked_positions_are_no_answer() -> None:
     windows = context_windows(3, 6)
     logits = logits_of(windows)
     logits[0][8] = 1.0
     alone = best_span(windows, logits, logits, see_all(windows), n_best=2)
     padded = [np.concatenate([each, np.full(30, 7.0)]) for each in logits]
     assert best_span(windows, padded, padded, see_all(windows), n_best=2) == alone
+    windows = context_windows(3, 4)
+    logits = logits_of(windows, -math.inf)
+    logits[0][0] = 2.0
+    best = best_span(windows, logits, logits, see_all(windows))
+    assert best.span is None
+    assert best.null_score == 4
 
 
 def test_float16_logits_are_not_added_in_float16() -> None:

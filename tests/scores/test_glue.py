@@ -104,16 +104,22 @@ def test_cramming_average_of_a_published_row() -> None:
     assert round(in_percent("cramming", scores), 1) == 45.5
 
 
+def nothing() -> Scores:
+    every = GLUE_TASKS.values()
+    return {split: dict.fromkeys(task.metrics, 0.0) for task in every for split in task.splits}
+
+
 def test_cramming_takes_f1_and_pearson() -> None:
     """Every score 0 but one: only the nine numbers of the rule count, each a ninth."""
     for split, metric in [(s, m) for t in GLUE_TASKS.values() for s in t.splits for m in t.metrics]:
-        scores: Scores = {
-            s: dict.fromkeys(t.metrics, 0.0) for t in GLUE_TASKS.values() for s in t.splits
-        }
+        scores = nothing()
         scores[split][metric] = 0.9
         unused = {("MRPC", "accuracy"), ("QQP", "accuracy"), ("STS-B", "spearman")}
         expected = 0 if (split, metric) in unused else 0.1
         assert glue_average("cramming", scores) == pytest.approx(expected)
+    scores = nothing()  # a negative correlation counts
+    scores["CoLA"]["matthews"] = -0.8
+    assert glue_average("glue", scores) == pytest.approx(-0.1)
 
 
 @pytest.mark.parametrize(
@@ -129,14 +135,6 @@ def test_mistakes_in_scores(change: Scores, message: str) -> None:
     whole = {s: {m: v / 100 for m, v in by.items()} for s, by in table_3(REALFORMER).items()}
     with pytest.raises(UserError, match=message):
         glue_average("glue", whole | change)
-
-
-def test_a_negative_correlation_counts() -> None:
-    scores: Scores = {
-        s: dict.fromkeys(t.metrics, 0.0) for t in GLUE_TASKS.values() for s in t.splits
-    }
-    scores["CoLA"]["matthews"] = -0.8
-    assert glue_average("glue", scores) == pytest.approx(-0.1)
 
 
 def test_the_table() -> None:
@@ -161,11 +159,6 @@ def test_a_constant_side_gives_0(score, constant: float) -> None:
     assert score(varied, same) == 0
     assert score(same, varied) == 0
     assert score(same, same) == 0
-
-
-@BOTH
-def test_one_pair_gives_0(score) -> None:
-    assert score([3.0], [2.0]) == 0
 
 
 def test_a_constant_up_to_rounding_gives_0() -> None:
@@ -208,9 +201,10 @@ def test_a_small_spread_above_the_rounding_counts(score) -> None:
 
 
 @BOTH
-def test_no_overflow_and_no_underflow(score) -> None:
+def test_no_overflow_no_underflow_and_0_of_one_pair(score) -> None:
     assert score([1e200, 2e200, 3e200], [1.0, 2.0, 3.0]) == pytest.approx(1)
     assert score([1e-200, 2e-200, 3e-200], [3.0, 2.0, 1.0]) == pytest.approx(-1)
+    assert score([3.0], [2.0]) == 0
 
 
 VALUES = st.lists(st.tuples(st.integers(0, 20), st.integers(-9, 9)), min_size=2, max_size=40)
@@ -236,12 +230,13 @@ def test_constant_predictions(constant: int) -> None:
     assert f1_of_class_1(confusion) == (2 * 721 / (1043 + 721) if constant else 0)
 
 
-def test_the_majority_is_of_labels_not_of_predictions() -> None:
+def test_the_majority_is_of_labels_and_f1_without_any_positive_is_0() -> None:
     assert majority_share(count_pairs([0, 0, 1, 2], [1, 1, 1, 1], 3)) == 0.5
-
-
-def test_f1_without_any_positive_is_0() -> None:
     assert f1_of_class_1(count_pairs([0, 0], [0, 0], 2)) == 0
+    # Large counts do not overflow: the product under the root is 1.6e39, far above int64.
+    n = 10**10 // 10
+    assert matthews_correlation(np.array([[9 * n, n], [n, 9 * n]])) == pytest.approx(0.8)
+    assert matthews_correlation(np.array([[9 * n, 0], [0, 7 * n]])) == 1
 
 
 PAIRS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=60)
@@ -258,13 +253,5 @@ def test_equal_to_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     if 1 in {*labels, *predictions}:
         assert f1_of_class_1(confusion) == pytest.approx(metrics.f1_score(labels, predictions))
     if len({*labels, *predictions}) > 1:
-        assert matthews_correlation(confusion) == pytest.approx(
-            metrics.matthews_corrcoef(labels, predictions)
-        )
-
-
-def test_large_counts_do_not_overflow() -> None:
-    """The product under the root is 1.6e39, far above int64."""
-    n = 10**10 // 10
-    assert matthews_correlation(np.array([[9 * n, n], [n, 9 * n]])) == pytest.approx(0.8)
-    assert matthews_correlation(np.array([[9 * n, 0], [0, 7 * n]])) == 1
+        theirs = metrics.matthews_corrcoef(labels, predictions)
+        assert matthews_correlation(confusion) == pytest.approx(theirs)

@@ -65,9 +65,7 @@ def test_equal_to_the_script_for_distinct_differences(questions: list, order: li
         if score > getattr(nothing, metric) + 1e-6:
             assert ours.threshold == threshold
         else:
-            assert (
-                threshold == 0
-            )  # the script's start, which is no optimum if a difference is below
+            assert threshold == 0  # where the script starts, no optimum if a difference is below
             assert ours.threshold < min(differences.values())
 
 
@@ -102,15 +100,13 @@ def test_equal_differences_change_together() -> None:
 
 def test_an_answer_without_words_to_no_answer_costs_nothing() -> None:
     """The script takes 1 off for the text "the", which it scores as right elsewhere."""
-    best = best_threshold(
-        {"a": [], "b": ["dog"]}, {"a": "the", "b": "dog"}, {"a": 0.0, "b": 1.0}, "f1"
-    )
+    golds, answers = {"a": [], "b": ["dog"]}, {"a": "the", "b": "dog"}
+    best = best_threshold(golds, answers, {"a": 0.0, "b": 1.0}, "f1")
     assert (best.score, best.threshold) == (100, 1)
 
 
 def test_no_answer_at_all() -> None:
-    best = best_threshold(
-        {"a": [], "b": ["x"]}, {"a": "", "b": ""}, {"a": math.inf, "b": math.inf}, "f1"
-    )
+    golds, empty = {"a": [], "b": ["x"]}, {"a": "", "b": ""}
+    best = best_threshold(golds, empty, dict.fromkeys("ab", math.inf), "f1")
     assert (best.score, best.threshold) == (50, 0)
     assert apply_null_threshold({"a": ""}, {"a": math.inf}, 1e9) == {"a": ""}

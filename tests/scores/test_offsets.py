@@ -15,9 +15,7 @@ from lightning_app.core.errors import UserError
 from lightning_app.data.config import TokenizerKind
 from lightning_app.data.tokenizer import UNK, train
 from lightning_app.scores.offsets import piece_offsets
-from lightning_app.scores.squad import (
-    score_v2,
-)
+from lightning_app.scores.squad import score_v2
 from tests.scores.corpora import folder_of_corpora, read_squad
 
 LINES = ["the cat sat on the mat in japan", "a hat for the cat"] * 20

@@ -121,9 +121,7 @@ def test_a_gold_without_words_counts_in_version_1_alone() -> None:
     assert score_v2(golds, {"q": "dog"}).every.f1 == 100
     # All golds without words: the question is answerable, but "" is right.
     assert score_v2({"q": ["the"]}, {"q": ""}).has_answer == score_v2({"q": []}, {"q": ""}).every
-
-
-def test_one_kind_of_questions_alone() -> None:
+    # One kind of questions alone.
     assert score_v2({"q": []}, {"q": ""}).has_answer is None
     assert score_v2({"q": ["dog"]}, {"q": "dog"}).no_answer is None
 

@@ -66,12 +66,6 @@ def test_each_stream_is_contiguous(corpus: PreparedCorpus, streams: int, whole: 
     np.testing.assert_array_equal(np.sort(rows.targets()), np.sort(np.concatenate(predicted)))
 
 
-def test_a_part_of_an_evaluation_is_its_beginning(corpus: PreparedCorpus) -> None:
-    rows = CausalStreams(corpus, "valid", 5, 2, whole=True)
-    assert [rows.tolist() for _, rows in in_random_order(rows.sampler(0))][:2] == [[0, 1], [2, 3]]
-    assert rows.targets(np.array([0, 1])).tolist() == [*rows.ids[:5], *rows.ids[17:22]]
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_has_the_same_streams_at_each_step(corpus: PreparedCorpus, ranks: int) -> None:
     whole = batches(CausalStreams(corpus, "train", 5, 4, whole=False))
@@ -86,7 +80,7 @@ def test_a_rank_has_the_same_streams_at_each_step(corpus: PreparedCorpus, ranks:
             assert share[step].predicted_tokens == batch.predicted_tokens
 
 
-def test_what_cannot_be_shared_out_is_refused(corpus: PreparedCorpus) -> None:
+def test_a_part_is_the_beginning_and_what_cannot_be_shared_out_is_refused(corpus) -> None:
     with pytest.raises(UserError, match=r"has 2.*5.*3 processes"):
         CausalStreams(corpus, "train", 5, 2, whole=False, world_size=3)
     blank = CausalStreams(corpus, "valid", 5, 1, whole=True, rank=1, world_size=2)[0, np.array([0])]
@@ -94,6 +88,9 @@ def test_what_cannot_be_shared_out_is_refused(corpus: PreparedCorpus) -> None:
     assert int(blank.predicted_tokens) == 5
     with pytest.raises(UserError, match="the test split"):
         CausalStreams(corpus, "test", 5, 9, whole=False)
+    rows = CausalStreams(corpus, "valid", 5, 2, whole=True)
+    assert [rows.tolist() for _, rows in in_random_order(rows.sampler(0))][:2] == [[0, 1], [2, 3]]
+    assert rows.targets(np.array([0, 1])).tolist() == [*rows.ids[:5], *rows.ids[17:22]]
 
 
 @torch.no_grad()
@@ -107,18 +104,14 @@ def test_the_loss_is_that_of_segments_in_a_row(corpus: PreparedCorpus, streams: 
         memory = None
         for batch in batches(rows):
             states, memory = made.states_after(memory, batch.tokens[number : number + 1])
-            labels = batch.labels[number]
-            logits = made.embedding.logits(states[0])[labels != PAD]
+            real = batch.labels[number] != PAD
+            logits, labels = made.embedding.logits(states[0])[real], batch.labels[number][real]
             if len(logits):
-                lost = torch.nn.functional.cross_entropy(
-                    logits, labels[labels != PAD], reduction="sum"
-                )
-                expected += float(lost)
+                log_probs = logits.log_softmax(dim=-1)
+                expected -= float(log_probs[torch.arange(len(labels)), labels].sum())
     assert found == pytest.approx(expected, rel=1e-5)
-    alone = sum(
-        float(ours.sums(made, batch._replace(streams=torch.tensor(0))).nll)
-        for batch in batches(rows)
-    )
+    apart = [batch._replace(streams=torch.tensor(0)) for batch in batches(rows)]
+    alone = sum(float(ours.sums(made, batch).nll) for batch in apart)
     assert abs(alone - found) > 1e-3  # the memory counts
 
 
@@ -213,10 +206,7 @@ def test_a_checkpoint_of_another_reading_is_refused(corpus, window, streams, sai
     [
         ({"task": "masked_lm"}, "data.order is 'streams': data.task 'masked_lm'"),
         ({"task": "causal_lm", "evaluation_stride": 4}, "data.evaluation_stride is 4"),
-        (
-            {"task": "causal_lm", "evaluation_streams": 0},
-            "data.evaluation_streams is 0; it must be at least 1",
-        ),
+        ({"task": "causal_lm", "evaluation_streams": 0}, "data.evaluation_streams is 0; .* 1"),
     ],
 )
 def test_a_config_without_meaning_is_refused(fields: Any, said: str) -> None:

@@ -1,5 +1,6 @@
 """Rows of labelled texts: their form, how they are cut, and each of them exactly once."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,12 @@ def test_rows_are_berts(tmp_path: Path, name: str, window: int) -> None:
 
 
 def test_cut_lengths_is_the_loop_of_bert() -> None:
-    for one in range(8):
-        for two in range(8):
-            for longest in range(2, 16):
-                a, b = one, two
-                while a + b > longest:
-                    a, b = (a - 1, b) if a > b else (a, b - 1)
-                found = cut_lengths(np.array([one]), np.array([two]), longest)
-                assert [int(x[0]) for x in found] == [a, b], (one, two, longest)
+    for one, two, longest in product(range(8), range(8), range(2, 16)):
+        a, b = one, two
+        while a + b > longest:
+            a, b = (a - 1, b) if a > b else (a, b - 1)
+        found = cut_lengths(np.array([one]), np.array([two]), longest)
+        assert [int(x[0]) for x in found] == [a, b], (one, two, longest)
 
 
 def test_batches_hold_rows_of_similar_length(tmp_path: Path) -> None:

@@ -38,17 +38,14 @@ def original(batch: MaskedBatch) -> torch.Tensor:
     return flat.view(batch.tokens.shape)
 
 
-def test_windows_are_the_packed_text(corpus: PreparedCorpus):
+def test_windows_are_the_packed_text_and_never_predict_eos(corpus: PreparedCorpus):
     rows = make(corpus)
     ids = np.asarray(corpus.ids("train", "text"))
     assert len(ids) == 900 * 8
     assert np.count_nonzero(ids == EOS) == 900
     assert (len(rows), rows.remainder) == divmod(len(ids), WINDOW)
-    assert original(everything(rows)).flatten().tolist() == ids[: len(rows) * WINDOW].tolist()
-
-
-def test_each_window_predicts_the_same_number_and_never_eos(corpus: PreparedCorpus):
-    batch = everything(make(corpus))
+    batch = everything(rows)
+    assert original(batch).flatten().tolist() == ids[: len(rows) * WINDOW].tolist()
     assert ((batch.positions // WINDOW).bincount(minlength=len(batch.index)) == PREDICTED).all()
     assert (batch.labels != EOS).all()
     assert (batch.positions.diff() > 0).all()
@@ -84,19 +81,11 @@ def test_80_10_10(corpus: PreparedCorpus):
     assert random.max() == corpus.meta["vocab_size"] - 1
 
 
-def test_labels_are_those_of_the_first_pass(corpus: PreparedCorpus):
+def test_labels_are_all_but_eos_or_those_of_the_first_pass(corpus: PreparedCorpus):
     rows = make(corpus, "valid", seed=None)
     assert rows.targets().tolist() == everything(rows).labels.tolist()
-
-
-def test_where_masks_change_every_token_but_eos_is_a_target(corpus: PreparedCorpus):
     ids = np.asarray(corpus.ids("train", "text"))
     assert make(corpus).targets().tolist() == ids[ids != EOS].tolist()
-
-
-def test_too_short_a_split_is_refused(corpus: PreparedCorpus):
-    with pytest.raises(UserError, match=r"data\.window is 500,.*400 tokens"):
-        make(corpus, "test", window=500)
 
 
 def test_window_of_end_of_sentence_only(tmp_path: Path, text_config):
@@ -114,3 +103,5 @@ def test_batches_have_as_many_windows_as_the_budget_allows(corpus: PreparedCorpu
     assert sizes[:-1] == [4] * (len(sizes) - 1)
     assert sum(sizes) == len(rows)
     assert {len(of) for _, of in rows.sampler(1)} == {1}
+    with pytest.raises(UserError, match=r"data\.window is 500,.*400 tokens"):
+        make(corpus, "test", window=500)

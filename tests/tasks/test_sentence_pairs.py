@@ -86,7 +86,7 @@ def test_rows_are_what_their_labels_say(corpus: PreparedCorpus, epoch: int) -> N
     assert joined > 0  # the others lost tokens at the seam
 
 
-def test_rows_fit_and_segments_say_which_text(corpus: PreparedCorpus) -> None:
+def test_rows_fit_segments_say_which_text_and_the_budget_is_a_share_of_each(corpus) -> None:
     batch = everything(make(corpus))
     lengths = (batch.tokens != PAD).sum(1)
     assert lengths.max() == WINDOW
@@ -98,6 +98,8 @@ def test_rows_fit_and_segments_say_which_text(corpus: PreparedCorpus) -> None:
         width = len(row)
         assert segments == [0] * (end + 1) + [1] * (last - end) + [0] * (width - last - 1)
         assert row[last + 1 :] == [PAD] * (width - last - 1)
+    counts = (batch.positions // batch.tokens.shape[1]).bincount(minlength=len(lengths))
+    assert counts.tolist() == [max(1, round(0.15 * n)) for n in lengths.tolist()]
 
 
 def test_marks_and_padding_are_never_predicted(corpus: PreparedCorpus) -> None:
@@ -106,13 +108,6 @@ def test_marks_and_padding_are_never_predicted(corpus: PreparedCorpus) -> None:
         assert not {PAD, BOS, EOS, MASK} & set(batch.labels.tolist())
         assert batch.predicted_tokens == len(batch.labels)
         assert (((batch.tokens == BOS) | (batch.tokens == EOS)).sum(1) == 3).all()
-
-
-def test_budget_is_a_share_of_each_row(corpus: PreparedCorpus) -> None:
-    batch = everything(make(corpus))
-    lengths = (batch.tokens != PAD).sum(1)
-    counts = (batch.positions // batch.tokens.shape[1]).bincount(minlength=len(lengths))
-    assert counts.tolist() == [max(1, round(0.15 * n)) for n in lengths.tolist()]
 
 
 def drawn(sentences: list[list[int]], longest: int, seed: int = 0) -> Spans:
@@ -204,10 +199,7 @@ def test_random_texts_are_of_every_other_document_and_place() -> None:
 def reference_cut(one: int, two: int, longest: int) -> tuple[int, int]:
     """The lengths after tokens were dropped one by one."""
     while one + two > longest:
-        if one > two:
-            one -= 1
-        else:
-            two -= 1
+        one, two = (one - 1, two) if one > two else (one, two - 1)
     return one, two
 
 
@@ -248,10 +240,7 @@ def test_targets_are_the_labels_of_an_evaluation(corpus: PreparedCorpus) -> None
     few = np.array([1, 4])
     assert rows.targets(few).tolist() == rows[0, few].labels.tolist()
     assert len(make(corpus).targets()) == len(make(corpus).ids)
-
-
-def test_two_documents_are_enough(corpus: PreparedCorpus) -> None:
-    assert len(everything(make(corpus, "test")).index) > 0
+    assert len(everything(make(corpus, "test")).index) > 0  # of two documents
 
 
 def test_a_long_document_is_cut_at_its_end(tmp_path: Path, text_config) -> None:

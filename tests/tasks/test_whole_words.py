@@ -85,18 +85,7 @@ def test_masks_are_whole_words_within_the_budget(corpus: PreparedCorpus, kind: A
     assert skipped > 5
 
 
-def test_every_word_is_as_likely(corpus: PreparedCorpus) -> None:
-    """Each word of a window of equal words has the same chance, the first and the last too."""
-    starts = [True] * SPECIALS + [True, False]
-    tokens = np.tile([5, 6, 6], (4000, 4))
-    chosen = Masking(7, 1, starts).choose(0, np.arange(4000), tokens, np.full(4000, 3))
-    assert (chosen.sum(1) == 3).all()
-    rate = chosen[:, ::3].mean(0)
-    assert (chosen[:, ::3] == chosen[:, 2::3]).all()
-    assert rate == pytest.approx(0.25, abs=0.03)
-
-
-def test_marks_end_a_word() -> None:
+def test_marks_end_a_word_and_a_row_without_one_that_fits_predicts_none() -> None:
     """A piece after a mark begins a word, also one without the sign of a space."""
     starts = [True] * SPECIALS + [True, False]
     row = np.array([[BOS, 6, 6, EOS, 6, 5, 6, EOS, PAD, PAD]])
@@ -105,15 +94,19 @@ def test_marks_end_a_word() -> None:
         chosen = Masking(7, 1, starts).choose(0, np.array([number]), row, np.array([2]))
         found.add(tuple(np.flatnonzero(chosen)))
     assert found == {(1, 2), (5, 6), (4,)}  # with 4 alone, no other word fits
-
-
-def test_a_row_without_a_word_that_fits_predicts_none() -> None:
-    masking = Masking(7, 1, [True] * SPECIALS + [True, False])
+    masking = Masking(7, 1, starts)
     row = np.array([[5, 6, 6, 6]])
     batch = masking.batch(0, np.array([0]), row, np.array([3]), 0, 1)
     assert len(batch.labels) == 0
     assert batch.predicted_tokens == 1  # a step divides by it
     assert not masking.choose(0, np.array([0]), np.array([[EOS, EOS]]), np.array([1])).any()
+    # Each word of a window of equal words has the same chance, the first and the last too.
+    tokens = np.tile([5, 6, 6], (4000, 4))
+    chosen = masking.choose(0, np.arange(4000), tokens, np.full(4000, 3))
+    assert (chosen.sum(1) == 3).all()
+    rate = chosen[:, ::3].mean(0)
+    assert (chosen[:, ::3] == chosen[:, 2::3]).all()
+    assert rate == pytest.approx(0.25, abs=0.03)
 
 
 def test_words_begin_with_the_mark_of_a_space(corpus: PreparedCorpus) -> None:
@@ -159,9 +152,7 @@ def test_the_config_asks_for_whole_words(corpus: PreparedCorpus, text_config) ->
 
 @pytest.mark.parametrize("kind", [MaskedRows, PairRows])
 @pytest.mark.parametrize("probability", [0.08, 0.9])
-def test_words_that_no_row_can_predict_are_named(
-    corpus: PreparedCorpus, kind: Any, probability: float
-) -> None:
+def test_words_that_no_row_can_predict_are_named(corpus, kind: Any, probability: float) -> None:
     """Of epoch 0, by a plain count; in the description of the data, which results record."""
     starts, split = corpus.tokenizer.word_starts(), {"window": WINDOW, "probability": probability}
     rows = kind(corpus, "train", **split, seed=1, word_starts=starts)

@@ -70,14 +70,8 @@ class WandbLogger(StandIn):
         project: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            name=name,
-            save_dir=save_dir,
-            version=version,
-            offline=offline,
-            project=project,
-            **kwargs,
-        )
+        given = {"save_dir": save_dir, "version": version, "offline": offline, "project": project}
+        super().__init__(name=name, **given, **kwargs)
 
 
 class MLFlowLogger(StandIn):
@@ -164,20 +158,11 @@ def test_what_the_user_writes_stays() -> None:
     assert mlflow.given["experiment_name"] == "theirs"
 
 
-@pytest.mark.parametrize(
-    "logger",
-    [
-        ("WandbLogger", {"project": "wiring", "offline": True}),
-        ("MLFlowLogger", {"experiment_name": "x"}),
-        ("CSVLogger", {"save_dir": "x"}),
-    ],
-    ids=lambda logger: logger[0],
-)
-def test_they_change_no_id(logger: tuple[str, dict[str, Any]]) -> None:
-    assert cell_id(config(logger)) == cell_id(config())
-
-
-def test_a_logger_whose_package_is_missing_is_refused_when_planned(tmp_path: Path) -> None:
+def test_they_change_no_id_and_one_whose_package_is_missing_is_refused(tmp_path: Path) -> None:
+    wandb = ("WandbLogger", {"project": "wiring", "offline": True})
+    others = ("MLFlowLogger", {"experiment_name": "x"}), ("CSVLogger", {"save_dir": "x"})
+    for logger in (wandb, *others):
+        assert cell_id(config(logger)) == cell_id(config())
     (tmp_path / "wandb.py").unlink()
     with pytest.raises(UserError, match="WandbLogger needs the package 'wandb'"):
         config(("WandbLogger", {}))

@@ -19,6 +19,7 @@ from lightning_app.training.checkpoint import check_checkpoint
 from lightning_app.training.module import TransformerModule
 from lightning_app.training.run import TrainingRun
 from tests.runs import data, module, trainer
+from tests.tables import changed
 from tests.told import told
 
 DECAY = 0.8
@@ -29,6 +30,8 @@ def averaging(name: str = "EMAWeightAveraging", **arguments: Any) -> dict[str, A
 
 
 EMA = averaging(decay=DECAY)
+SWA = averaging("StochasticWeightAveraging", swa_lrs=0.1, device=None)
+TWO = [averaging("WeightAveraging"), EMA]
 
 
 def run(
@@ -128,9 +131,8 @@ def test_all_weights_are_averaged_and_kept(tmp_path: Path, cache: str, interval:
         assert torch.equal(last["current_model_state"][name], raw[name]), name
     path = tmp_path / "checkpoints" / "best.ckpt"
     best = TransformerModule.load_from_checkpoint(path, weights_only=True)
-    assert_close(
-        dict(best.named_parameters()), weights.average(load(tmp_path, "best")["global_step"])
-    )
+    at_best = weights.average(load(tmp_path, "best")["global_step"])
+    assert_close(dict(best.named_parameters()), at_best)
     result = json.loads((tmp_path / "result.json").read_text())
     evaluated = run(tmp_path / "again", cache, val_check_interval=interval, limit_val_batches=1)
     evaluated.model.build(best.vocab_size)
@@ -192,30 +194,27 @@ def test_a_run_that_goes_on_averages_as_one_without_a_break(tmp_path: Path, cach
             assert torch.equal(found[key][name], value), (key, name)
 
 
-def test_the_model_is_the_same_whether_a_callback_sees_it_first(tmp_path: Path, cache: str) -> None:
-    """An average that is only watched changes no step."""
+def test_an_average_changes_no_step_and_its_checkpoint_needs_its_callback(tmp_path, cache) -> None:
     fit(tmp_path / "with", cache, EMA)
     fit(tmp_path / "without", cache)
     raw = load(tmp_path / "with")["current_model_state"]
     for name, value in load(tmp_path / "without")["state_dict"].items():
         assert torch.equal(raw[name], value), name
+    for source, callbacks in ("with", []), ("without", [EMA]):
+        path = tmp_path / source / "checkpoints" / "last.ckpt"
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(UserError, match=f"--ckpt_path {path}: .*averaged weights"):
+            run(tmp_path / "next", cache, *callbacks, checkpoint=path)
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
     ("callbacks", "settings", "message"),
     [
-        (
-            [averaging("StochasticWeightAveraging", swa_lrs=0.1, device=None)],
-            {},
-            "test: trainer.callbacks: StochasticWeightAveraging … EMAWeightAveraging",
-        ),
+        ([SWA], {}, "test: trainer.callbacks: StochasticWeightAveraging … EMAWeightAveraging"),
         ([EMA], {"preset": "ngpt"}, "trainer.callbacks: EMAWeightAveraging … unit_matrices"),
         ([EMA], {"preset": "prores"}, "trainer.callbacks: EMAWeightAveraging … branch_ramp"),
-        (
-            [averaging("WeightAveraging"), EMA],
-            {},
-            "trainer.callbacks: WeightAveraging and EMAWeightAveraging:",
-        ),
+        (TWO, {}, "trainer.callbacks: WeightAveraging and EMAWeightAveraging:"),
     ],
 )
 def test_averages_that_would_not_be_right_are_refused(
@@ -228,22 +227,16 @@ def test_averages_that_would_not_be_right_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("fields", "said"),
     [
-        (("model", "optimizer", "weight_decay", 0.1), "model.optimizer.weight_decay: 0.1 with"),
-        (("trainer", "strategy", "fsdp"), "which trainer.strategy: fsdp splits"),
+        ({"model__optimizer__weight_decay": 0.1}, "model.optimizer.weight_decay: 0.1 with"),
+        ({"trainer__strategy": "fsdp"}, "which trainer.strategy: fsdp splits"),
     ],
 )
-def test_unit_matrices_need_whole_rows_without_decay(changes: Any, said: str) -> None:
+def test_unit_matrices_need_whole_rows_without_decay(fields: dict[str, Any], said: str) -> None:
     tree = yaml.safe_load(Path("ablations/base/synthetic.yaml").read_text())
-    tree["model"]["block"]["preset"] = "ngpt"
-    *path, field, value = changes
-    part = tree
-    for name in path:
-        part = part[name]
-    part[field] = value
     with pytest.raises(UserError) as caught:
-        resolve(tree, "test")
+        resolve(changed(tree, model__block__preset="ngpt", **fields), "test")
     assert said in str(caught.value)
 
 
@@ -256,14 +249,3 @@ def test_an_average_that_begins_too_late_is_refused(tmp_path: Path, cache: str) 
             fit(folder, cache, late, **settings)
         assert not (folder / "result.json").exists()
         assert not (folder / "checkpoints").exists()
-
-
-def test_a_checkpoint_of_averages_needs_its_callback(tmp_path: Path, cache: str) -> None:
-    fit(tmp_path / "with", cache, EMA, steps=2)
-    fit(tmp_path / "without", cache, steps=2)
-    for source, callbacks in ("with", []), ("without", [EMA]):
-        path = tmp_path / source / "checkpoints" / "last.ckpt"
-        before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(UserError, match=f"--ckpt_path {path}: .*averaged weights"):
-            run(tmp_path / "next", cache, *callbacks, checkpoint=path)
-        assert sorted(tmp_path.rglob("*")) == before

@@ -89,10 +89,12 @@ def test_how_a_run_ended(nll: float, losses: list[float], outcome: str) -> None:
     assert found.divergence == (Divergence(200, found.rule, 3.0) if failed else None)
 
 
-def test_a_checkpoint_of_before_has_no_trace() -> None:
+def test_a_checkpoint_of_before_has_no_trace_and_later_ones_the_last_steps() -> None:
     monitor = DivergenceMonitor(Monitored())
     monitor.load_state_dict({"first_bad": 0, "last_finite": 3.0})
     assert monitor.judge(6.0, 5.0, lambda: 5.0, 9).name == "stalled"
+    monitor.load_state_dict({"first_bad": 0, "last_finite": 3.0, "recent": flat(3.0, 500)})
+    assert len(monitor.state_dict()["recent"]) == 200
 
 
 class Seen(pl.Callback):
@@ -125,12 +127,6 @@ def test_the_trace_is_of_each_step_and_goes_into_the_checkpoint(tmp_path: Path, 
     rest.load_state_dict(torch.load(path, weights_only=True)["callbacks"]["DivergenceMonitor"])
     assert rest.state_dict()["recent"] == [monitor.state_dict()["recent"][0]]
     assert [step for step, *_ in rest.state_dict()["unseen"]] == [2, 3]
-
-
-def test_only_the_last_steps_are_kept() -> None:
-    monitor = DivergenceMonitor(Monitored())
-    monitor.load_state_dict({"first_bad": 0, "last_finite": 3.0, "recent": flat(3.0, 500)})
-    assert len(monitor.state_dict()["recent"]) == 200
 
 
 def test_a_model_that_gives_nan_has_diverged(tmp_path: Path, cache: str) -> None:

@@ -67,9 +67,8 @@ def fit(
     pl.seed_everything(5, verbose=False)
     trained = module(kind, preset="sas", dropout=0.3)
     watch, logger = Watch(), Events(folder)
-    fitter = trainer(
-        folder, callbacks=[*callbacks, watch], logger=logger, max_steps=6, limit_val_batches=1
-    )
+    settings: dict[str, Any] = {"logger": logger, "max_steps": 6, "limit_val_batches": 1}
+    fitter = trainer(folder, callbacks=[*callbacks, watch], **settings)
     fitter.fit(trained, datamodule=data(cache, kind))
     return watch, trained
 
@@ -103,28 +102,24 @@ def test_pictures_and_histograms_change_no_loss(tmp_path: Path, cache: str, kind
     assert found["histograms"] == ["gains/alpha", "gains/beta", "gains/gamma"]
 
 
-def test_a_probe_draws_the_maps_early_too(tmp_path: Path, cache: str) -> None:
-    fit(tmp_path, cache, [Pictures(), SignalProbe(steps=[1, 3])])
-    images = event_file(tmp_path).Images("attention")
-    assert [image.step for image in images] == [1, 3, 6]
-    sizes = {Image.open(io.BytesIO(image.encoded_image_string)).size for image in images}
-    assert sizes == {(images[0].width, images[0].height)}
-
-
-def test_the_sentence_is_the_same_at_any_time(tmp_path: Path, cache: str) -> None:
+def test_the_sentence_is_the_same_at_any_time_and_drawn_where_probed(tmp_path, cache: str) -> None:
     seen: list[Any] = []
 
     class Look(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
             seen.append(example(trainer, pl_module))
 
-    fit(tmp_path, cache, [Look()])
+    fit(tmp_path, cache, [Pictures(), SignalProbe(steps=[1, 3]), Look()])
     assert len(seen) == 6
     for other in seen[1:]:
         assert all(map(torch.equal, seen[0], other))
     source, target = seen[0][:2]
     assert len(source) == len(target) == 1
     assert source.shape[1] > 4
+    images = event_file(tmp_path).Images("attention")
+    assert [image.step for image in images] == [1, 3, 6]
+    sizes = {Image.open(io.BytesIO(image.encoded_image_string)).size for image in images}
+    assert sizes == {(images[0].width, images[0].height)}
 
 
 @pytest.mark.parametrize("preset", ["sas", "layer_scale"])

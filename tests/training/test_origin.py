@@ -32,9 +32,8 @@ def fit(folder: Path, cache: str, steps: int, code: str | None, *, resumed: bool
     look = Look(path)
     datamodule = data(cache)
     fitter = trainer(folder, max_steps=steps, callbacks=[origin, look] if code else [])
-    fitter.fit(
-        module(), datamodule=datamodule, ckpt_path=last if resumed else None, weights_only=True
-    )
+    how: Any = {"datamodule": datamodule, "ckpt_path": last if resumed else None}
+    fitter.fit(module(), **how, weights_only=True)
     fitter.save_checkpoint(last)
     if code is None:
         return {}

@@ -7,7 +7,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -17,8 +16,6 @@ from lightning_app.blocks.attention import ProjectionGains
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.residual import Gain
 from lightning_app.blocks.spans import AdaptiveSpan, SpanMask
-from lightning_app.config.config import resolve
-from lightning_app.config.experiment import cell_id
 from lightning_app.models.heads import ArchitectureConfig, build_model
 from lightning_app.probes.hooks import MODEL, ActivationHooks, Place, from_csv
 from lightning_app.probes.probe import Snapshot, snapshot
@@ -97,15 +94,22 @@ def test_event_files_get_as_many_layers_as_there_is_room_for(model, layers) -> N
     assert len(told) == len(set(told)) <= 10
 
 
-def test_where_gains_are_many_event_files_get_each_of_the_encoder() -> None:
-    learned = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
-    block: dict[str, Any] = {"value_projection": "orthogonal_plus", "value_gains": learned}
-    block |= {"output_projection": "orthogonal_plus", "output_gains": learned}
+LEARNED = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
+
+
+def test_of_many_gains_event_files_get_each_of_the_encoder_and_their_ratios() -> None:
+    block: dict[str, Any] = {"value_projection": "orthogonal_plus", "value_gains": LEARNED}
+    block |= {"output_projection": "orthogonal_plus", "output_gains": LEARNED}
     model = model_with("sas", 3, **block)
     found = gains(model)
     told = shown(model, list(found))
     assert len(told) == 10
     assert {place.quantity for place in told} == {place.quantity for place in found}
+    found = logged("sas", 3, value_projection="orthogonal_plus", value_gains=LEARNED)
+    ratios = {name: float(value.detach()) for name, value in found.items() if "_change" in name}
+    assert ratios
+    assert list(ratios.values()) == [pytest.approx(0.2)] * len(ratios)
+    assert ratios.keys() <= named("value_change")
 
 
 def test_histograms_hold_every_head_of_every_layer() -> None:
@@ -118,15 +122,6 @@ def test_histograms_hold_every_head_of_every_layer() -> None:
     assert set(drawn) == {"gains/alpha", "gains/beta", "gains/gamma"}
     assert len(drawn["gains/alpha"]) == (3 + 2) * 2
     assert drawn["gains/beta"].tolist() == [1, 2, 3, 1, 2]
-
-
-def test_gains_of_projections_are_shown_as_their_ratio() -> None:
-    learned = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
-    found = logged("sas", 3, value_projection="orthogonal_plus", value_gains=learned)
-    ratios = {name: float(value.detach()) for name, value in found.items() if "_change" in name}
-    assert ratios
-    assert list(ratios.values()) == [pytest.approx(0.2)] * len(ratios)
-    assert ratios.keys() <= named("value_change")
 
 
 @pytest.mark.parametrize("dynamic_bias", [None, -1.0])
@@ -235,9 +230,6 @@ def test_nothing_is_done_between_the_steps_that_fire(tmp_path, cache: str, monke
     monkeypatch.setattr("lightning_app.training.callbacks.probes.snapshot", copy)
     fit(tmp_path, cache, SignalProbe(steps=[4, 9]))
     assert len(entered) == len(copied) == 2
-
-
-def test_steps_that_fire() -> None:
     probe = SignalProbe()
     fired = [step for step in range(0, 2001) if probe.fires(step)]
     assert fired == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]
@@ -334,10 +326,3 @@ def test_a_config_names_it(tmp_path: Path, cache: str) -> None:
     assert done.returncode == 0, done.stderr
     assert {row.step for row in from_csv(run / "probes.csv")} == {2}
     assert "probe/token_cosine/encoder/1" in (run / "metrics.csv").read_text()
-
-
-def test_it_is_no_part_of_what_a_run_is() -> None:
-    tree = yaml.safe_load(CONFIG)
-    probed = cell_id(resolve(tree, "mine.yaml"))
-    del tree["trainer"]["callbacks"]
-    assert cell_id(resolve(tree, "mine.yaml")) == probed

@@ -14,20 +14,14 @@ from lightning_app.training.callbacks.safety import Pruned, Pruning
 from lightning_app.training.module import TransformerModule
 from lightning_app.training.run import checkpoints
 from tests.runs import data, module, trainer
+from tests.training.test_save_on_signal import At
 
 STEPS = 12
 
 
-class Say(pl.Callback):
+def say(stop: Path, step: int) -> At:
     """Whoever prunes, from outside: the file appears in the middle of a step."""
-
-    def __init__(self, stop: Path, step: int) -> None:
-        self.stop = stop
-        self.step = step
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
-        if trainer.global_step + 1 == self.step:
-            self.stop.write_text("pruned\n")
+    return At(step, lambda: stop.write_text("pruned\n"))
 
 
 def pruning(folder: Path, metric: str = "val/nll") -> Pruning:
@@ -91,13 +85,13 @@ def test_a_run_ends_soon_after_it_was_pruned(tmp_path, cache, said, interval, lo
     callback = pruning(tmp_path)
     settings = {"val_check_interval": interval, "log_every_n_steps": logged}
     with pytest.raises(Pruned) as ending:
-        fit(tmp_path, cache, callback, Say(callback.stop, said), **settings)
+        fit(tmp_path, cache, callback, say(callback.stop, said), **settings)
     assert ending.value.step == ends
 
 
 def test_a_word_that_comes_with_the_last_step_is_too_late(tmp_path: Path, cache: str) -> None:
     callback = pruning(tmp_path)
-    trained = fit(tmp_path, cache, callback, Say(callback.stop, STEPS), log_every_n_steps=1)
+    trained = fit(tmp_path, cache, callback, say(callback.stop, STEPS), log_every_n_steps=1)
     assert trained.trainer.global_step == STEPS
 
 
@@ -115,7 +109,7 @@ def test_reporting_and_ending_change_nothing(tmp_path: Path, cache: str, said: i
     broken = tmp_path / "broken"
     callback = pruning(broken)
     with pytest.raises(Pruned):
-        fit(broken, cache, callback, Say(callback.stop, said))
+        fit(broken, cache, callback, say(callback.stop, said))
     callback.stop.unlink()
     rest = fit(broken, cache, pruning(broken))
     assert [each["step"] for each in reports(broken)] == [4, 8, 12]

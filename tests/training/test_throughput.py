@@ -69,22 +69,14 @@ def test_the_share_that_waits_leaves_validation_out(tmp_path, cache: str, monkey
 
 def test_the_sums_are_logged_and_outlive_a_restart(tmp_path: Path, cache: str) -> None:
     settings: dict[str, Any] = {"limit_val_batches": 0, "log_every_n_steps": 1}
-    sums = []
-    first = Throughput()
-    for steps, kept in ((2, None), (4, first)):
-        throughput = Throughput()
-        if kept is not None:
-            throughput.load_state_dict(kept.state_dict())
-        else:
-            throughput = first
-        folder = tmp_path / str(steps)
-        logger = CSVLogger(folder, name="", version="")
-        callbacks = [throughput]
-        trainer(folder, max_steps=2, logger=logger, callbacks=callbacks, **settings).fit(
-            module(), datamodule=data(cache)
-        )
-        with (folder / "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
+    sums, kept = [], Throughput().state_dict()
+    for attempt in ("first", "second"):
+        throughput, folder = Throughput(), tmp_path / attempt
+        throughput.load_state_dict(kept)
+        settings |= {"logger": CSVLogger(folder, name="", version=""), "callbacks": [throughput]}
+        trainer(folder, max_steps=2, **settings).fit(module(), datamodule=data(cache))
+        kept = throughput.state_dict()
+        rows = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
         logged = [row for row in rows if row.get("train/tokens")]
         sums += [(float(row["train/tokens"]), float(row["train/seconds"])) for row in logged]
     tokens, seconds = zip(*sums, strict=True)

@@ -335,10 +335,8 @@ def test_every_optimizer_has_what_its_state_allows(kind: str) -> None:
 
 
 def test_layers_that_share_a_block_have_inputs_of_their_own() -> None:
-    model, batch = (
-        randomise(translator(BlockConfig(share="all"), **{**SIZES, "encoder_depth": 3})),
-        pairs(),
-    )
+    sizes, batch = {**SIZES, "encoder_depth": 3}, pairs()
+    model = randomise(translator(BlockConfig(share="all"), **sizes))
     inputs = passage(model, objective(), batch).inputs
     layers = [layer for stack, layer, *_ in inputs if stack == "encoder"]
     assert sorted(layers) == sorted([1, 2, 3] * 6)
@@ -389,19 +387,13 @@ def test_a_resumed_run_has_the_rows_of_an_undisturbed_one(tmp_path: Path, cache:
 
 
 def test_loggers_get_those_of_the_model_and_of_stacks(tmp_path: Path, cache: str) -> None:
-    logger = [
-        CSVLogger(tmp_path, name="", version=""),
-        TensorBoardLogger(tmp_path, name="", version=""),
-    ]
+    logger = [kind(tmp_path, name="", version="") for kind in (CSVLogger, TensorBoardLogger)]
     fit(tmp_path, cache, UpdateProbe(steps=[2], pass_steps=[2]), logger=logger, max_steps=2)
     header = (tmp_path / "metrics.csv").read_text().partition("\n")[0].split(",")
     of_model = "momentum_cosine gradient_cosine update_rms update_rms_noise row_angle "
     of_model += "inverse_root_spread below_eps local_smoothness relative_change"
-    stacks = {
-        f"probe/{quantity}/{stack}"
-        for quantity in ("representation_change", "output_change")
-        for stack in ("encoder", "decoder")
-    }
+    changes, sides = ("representation_change", "output_change"), ("encoder", "decoder")
+    stacks = {f"probe/{quantity}/{stack}" for quantity in changes for stack in sides}
     expected = {f"probe/{quantity}/model" for quantity in of_model.split()} | stacks
     assert {name for name in header if name.startswith("probe/")} == expected
     drawn = {*EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]}

@@ -74,6 +74,7 @@ def test_a_stalled_run_stands_beside_its_twin(probed, draw):
         assert row["value"] == pytest.approx(signal(number, row["step"], layer))
     # Two stacks of cosines (4 layers) and gradients (3), 3 steps; of the model, 2 are finite.
     assert len(table) == 2 * (2 * (4 + 3) * 3 + 2)
+    assert not [d for d in drawn.list if d.path.stem.startswith("explanations")]
 
 
 def test_a_stall_without_a_twin_has_no_panels(make_grid, draw, table):
@@ -127,10 +128,8 @@ def test_explanations_show_the_shortest_and_the_longest_warmup(make_grid, draw, 
         table(fake.run(cell) / "probes.csv", updates(number))
     drawn = draw(fake.folder)
     (drawing,) = [d for d in drawn.list if d.path.stem.startswith("explanations")]
-    assert [(c.variant, c.warmup, c.lr, c.seed) for c in drawing.cells] == [
-        ("post_ln", 0, 4e-3, 1),
-        ("post_ln", 60, 4e-3, 1),
-    ]
+    found = [(c.variant, c.warmup, c.lr, c.seed) for c in drawing.cells]
+    assert found == [("post_ln", 0, 4e-3, 1), ("post_ln", 60, 4e-3, 1)]
     rows = drawn.table(drawing.path.stem)
     for _, row in rows.iterrows():
         number = number_of(fake, row["run"])
@@ -145,10 +144,6 @@ def test_explanations_show_the_shortest_and_the_longest_warmup(make_grid, draw, 
     assert of["row_equilibrium"] == of["row_angle"] == "E3"
     assert of["output_change"] == "E7"
     assert set(rows[rows["quantity"] == "row_equilibrium"]["mark"]) == {"theory"}
-
-
-def test_signals_alone_are_not_drawn_by_explanation(probed, draw):
-    assert not [d for d in draw(probed.folder).list if d.path.stem.startswith("explanations")]
 
 
 def column(path, name):
@@ -205,11 +200,8 @@ def test_single_curves_have_fewer_points_where_there_are_many(make_grid, draw, t
     assert FEWEST_POINTS < many <= most + 2  # the last point is kept in any case
 
 
-FOUR = {SEED: [1, 2], PRESET: ["post_ln", "sas"], WARMUP: [0, 60], RATE: [1e-3, 4e-3]}
-
-
 def test_numbers_are_those_of_the_runs(make_grid, draw):
-    fake = make_grid(lambda a: 2.0, FOUR, curves=False)
+    fake = make_grid(lambda a: 2.0, AXES, curves=False)
     truth = {}
     for number, cell in enumerate(fake.cells):
         parameters = 400_000 if cell["axes"][PRESET] == "post_ln" else 300_000
@@ -229,16 +221,12 @@ def test_numbers_are_those_of_the_runs(make_grid, draw):
     assert drawn.by_name["resources"].lr is None
     assert "noisy" in drawn.by_name["resources"].limits
     assert len(drawn.by_name["resources"].cells) == 16
-
-
-def test_runs_of_several_devices_are_no_comparison(make_grid, draw):
-    fake = make_grid(lambda a: 2.0, FOUR, curves=False)
     fake.edit(0, device="NVIDIA H200")
     assert "2 kinds of device" in draw(fake.folder).by_name["resources"].limits
 
 
 def test_very_many_runs_are_few_nodes_of_the_page(make_grid, draw, monkeypatch):
-    fake = make_grid(lambda a: 2.0, FOUR, curves=False)
+    fake = make_grid(lambda a: 2.0, AXES, curves=False)
     linked = draw(fake.folder).svg("resources")
     monkeypatch.setattr(sheet, "MOST", 3)
     drawn = draw(fake.folder)

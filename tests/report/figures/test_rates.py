@@ -38,9 +38,8 @@ def test_dots_are_the_losses_of_the_runs_and_lines_their_means(make_grid, draw):
     assert len(means) == 3 * 2 * 5
     for _, row in means.iterrows():
         point = {PRESET: row["variant"], WARMUP: row["warmup"], RATE: row["lr"]}
-        assert row["value"] == pytest.approx(
-            np.mean([outcome({**point, SEED: s}) for s in (1, 2, 3)])
-        )
+        ends = [outcome({**point, SEED: seed}) for seed in (1, 2, 3)]
+        assert row["value"] == pytest.approx(np.mean(ends))
 
 
 def rings(folder):
@@ -84,11 +83,8 @@ def test_rates_that_all_fail_have_no_ring(make_grid):
         return 4.5 if bare else outcome(axes)
 
     found = rings(make_grid(stalls, AXES, curves=False).folder)
-    assert {variant: len(ringed) for variant, ringed in found.items()} == {
-        "post_ln": 0,
-        "pre_ln": 1,
-        "sas": 1,
-    }
+    counts = {variant: len(ringed) for variant, ringed in found.items()}
+    assert counts == {"post_ln": 0, "pre_ln": 1, "sas": 1}
 
 
 def test_a_rate_that_few_arms_have_is_not_the_one_that_is_drawn(make_grid):
@@ -164,7 +160,7 @@ def stalling(axes):
     return 2.0 + axes[SEED] / 10 + axes[RATE]
 
 
-def test_the_map_holds_means_and_counts(make_grid, draw):
+def test_the_map_holds_means_and_counts_on_a_scale_that_ends_at_the_entropy(make_grid, draw):
     drawn = draw(make_grid(stalling, FEW, curves=False).folder)
     table = drawn.table("rate_by_warmup").set_index(["variant", "warmup", "lr"])
     assert len(table) == 12
@@ -177,14 +173,8 @@ def test_the_map_holds_means_and_counts(make_grid, draw):
     shown = re.findall(r"<!-- (.+?) -->", text, flags=re.DOTALL)
     assert sorted(words for words in shown if words.startswith("×")) == ["× 1/3", "× 3/3"]
     assert drawn.by_name["rate_by_warmup"].lr is None
-
-
-def test_the_scale_ends_at_the_entropy(make_grid, draw):
-    drawn = draw(make_grid(stalling, FEW, curves=False).folder)
-    text = drawn.svg("rate_by_warmup")
-    tiles = dict(
-        re.findall(r"<title>(.+?), mean [^<]*</title>.*?fill: (#\w+)", text, flags=re.DOTALL)
-    )
+    pattern = r"<title>(.+?), mean [^<]*</title>.*?fill: (#\w+)"
+    tiles = dict(re.findall(pattern, text, flags=re.DOTALL))
     assert len(tiles) == 12
     top = tiles.pop("post_ln, warm-up 0, lr 0.004")
     assert top == "#fee838"  # the last colour of cividis

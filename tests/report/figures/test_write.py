@@ -104,9 +104,8 @@ def test_words_of_a_name_stay_words(make_grid, draw):
 
 @pytest.mark.parametrize("variants", [1, 6])
 def test_nothing_is_drawn_outside_the_canvas(make_grid, draw, variants):
-    presets = [f"variant_{i}" for i in range(variants - 1)] + [
-        "a_variant_with_a_very_long_name+x=y"
-    ]
+    presets = [f"variant_{i}" for i in range(variants - 1)]
+    presets.append("a_variant_with_a_very_long_name+x=y")
     axes = {SEED: [1, 2], PRESET: presets, WARMUP: [0, 100, 500, 4000], RATE: [5e-4, 1e-3]}
     folder = make_grid(lambda a: 2.0 + a[SEED] / 9, axes, curves=variants == 1).folder
     drawn = draw(folder)
