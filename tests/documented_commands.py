@@ -149,7 +149,9 @@ SEEN = {
     "--model.class_path my_module.Scaled --model.init_args.factor 0.5": replace(
         FIT, writes="experiments/fit/runs/*/plugins/my_module.py"
     ),
-    "ablate blocks --svg-dir docs/blocks": Seen(r"[0-9]+ pictures and README", "docs/blocks/sas.svg"),
+    "ablate blocks --svg-dir docs/blocks": Seen(
+        r"[0-9]+ pictures and README", "docs/blocks/sas.svg"
+    ),
     # Your own corpus
     "ablate prepare --config mytext.yaml": Seen("corpus .*^documents .*^folder "),
     # Reading a report

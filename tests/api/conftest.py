@@ -46,5 +46,4 @@ def causal_config(root: Path, **data: object) -> dict:
 
 @pytest.fixture(scope="session")
 def causal(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
-    """A causal language model of characters after three steps."""
     return fit(causal_config(tmp_path_factory.mktemp("causal")))

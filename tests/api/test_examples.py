@@ -55,7 +55,6 @@ def folder(tmp_path, cache: str, translation: RunResult, causal: RunResult, monk
 
 
 @pytest.mark.dear("three examples start cold")
-# Over 5 s: all examples of all docstrings.
 def test_the_examples_run(folder: Path) -> None:
     run = folder / "experiments" / "fit" / "runs" / "RUN"
     for name in (*SHOWN, *METHODS):

@@ -81,9 +81,7 @@ def test_a_run_in_float64_is_loaded_as_it_is(translation: RunResult, tmp_path: P
 
 
 @pytest.mark.parametrize("how", ["same", "last", "moved", "again", "file"])
-def test_an_interrupted_run_goes_on_and_loses_nothing(
-    translation: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, how: str
-) -> None:
+def test_an_interrupted_run_loses_nothing(translation, tmp_path, monkeypatch, capsys, how: str):
     """Every validation is worse than the one before, so the first has the best checkpoint."""
     monkeypatch.chdir(tmp_path)
     config, root = translation.folder.parent / "config.yaml", {"trainer.default_root_dir": None}
@@ -126,9 +124,7 @@ def test_an_interrupted_run_goes_on_and_loses_nothing(
     assert best["global_step"] == {"file": 6}.get(how, 2)
 
 
-def test_another_config_and_a_torn_checkpoint_are_refused_in_the_folder_of_an_interrupted_run(
-    translation: RunResult, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_with_its_config_and_checkpoint_alone(translation, tmp_path: Path) -> None:
     config, run = translation.folder.parent / "config.yaml", RunFolder(tmp_path / "run")
     over = {"trainer.default_root_dir": str(run)}
     fit(config, over)

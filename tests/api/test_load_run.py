@@ -78,9 +78,7 @@ def test_texts_are_scored_alone(causal: RunResult) -> None:
     assert both[0].nll == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_it_translates_and_generates_as_the_commands_do(
-    translation: RunResult, causal: RunResult, capsys: pytest.CaptureFixture[str], monkeypatch
-) -> None:
+def test_it_translates_and_generates_as_the_commands_do(translation, causal, capsys, monkeypatch):
     lines = [*GERMAN, "", GERMAN[0]]
     found = translation.load().translate(lines, beam=2)
     text = "".join(f"{line}\n" for line in lines).encode()
@@ -111,9 +109,7 @@ def test_what_a_run_holds(translation: RunResult) -> None:
     assert all(torch.equal(state[key], value) for key, value in by_file.model.state_dict().items())
 
 
-def test_a_method_of_another_task_and_wrong_arguments_are_refused(
-    translation: RunResult, causal: RunResult
-) -> None:
+def test_another_task_and_wrong_arguments_are_refused(translation: RunResult, causal: RunResult):
     text, pairs = causal.load("last"), translation.load()
     theirs = translation.folder / "checkpoints" / "best.ckpt"
     for call, said in [

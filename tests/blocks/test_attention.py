@@ -76,10 +76,8 @@ def test_attention_dropout_leaves_the_identity_part_alone(carry: str) -> None:
 def test_noise_is_cut_at_two_deviations_and_acts_in_training_alone() -> None:
     noisy = build(query_key_noise=0.5)
     u = torch.randn(50, LENGTH, MODEL)
-    for ours, plain in (
-        (noisy.queries, noisy.query),
-        (lambda u, r: noisy.keys_values(u, r)[0], noisy.key),
-    ):
+    keys = (lambda u, r: noisy.keys_values(u, r)[0], noisy.key)
+    for ours, plain in ((noisy.queries, noisy.query), keys):
         clean = plain(u).unflatten(-1, (HEADS, DIM)).transpose(1, 2)
         noise = (ours(u, None) - clean) / 0.5
         assert noise.abs().max() < 2.0 + 1e-4

@@ -102,7 +102,7 @@ def test_decoder_block_equals_torch_layer(float64, preset, norm_first, activatio
 PLAIN = ResidualSpec(norm_input="layer_norm")
 SKIPLESS = replace(PLAIN, skip=ABSENT)
 SHAPED = AttentionSpec(shaping=ShapingSpec())
-LEARNED = Gain(value=0.0, learned=True)
+LEARNED = Gain(value=0.0, learned=True)  # a skip that is there, although it starts at zero
 
 
 def block(**changes) -> BlockSpec:
@@ -124,36 +124,30 @@ REFUSED = {
         {"around_self": SKIPLESS, "self_attention": AttentionSpec(shaping=ShapingSpec(alpha=0.0))},
         "attention_skip 0",
     ),
-    "no skip at all in a plain parallel block": (
-        {**SELF_ALONE, "around_ff": SKIPLESS},
-        "skip 0 without shaped_attention",
-    ),
-    "parallel with two input norms": (
-        {**SELF_ALONE, "around_ff": ResidualSpec(norm_input="rms_norm")},
-        "layout parallel",
-    ),
-    "parallel with two skips": ({"layout": "parallel"}, "layout parallel"),
-    "parallel with the bottom's skip": (
-        {**SELF_ALONE, "bottom_to_top": True},
-        "layout parallel with preset b2t",
-    ),
-    "one gain where branches differ": (
-        {"share_branch_gain": True, "around_ff": replace(PLAIN, branch=LEARNED)},
-        "share_branch_gain",
-    ),
-    "one gain that is not learned": ({"share_branch_gain": True}, "share_branch_gain"),
+    **{
+        f"parallel with {name}": ({**SELF_ALONE, **changes}, said)
+        for name, changes, said in (
+            ("no skip at all", {"around_ff": SKIPLESS}, "skip 0 without shaped_attention"),
+            ("two norms", {"around_ff": replace(PLAIN, norm_input="rms_norm")}, "layout parallel"),
+            ("two skips", {"around_self": PLAIN}, "layout parallel"),
+            ("the bottom's skip", {"bottom_to_top": True}, "layout parallel with preset b2t"),
+        )
+    },
+    **{
+        f"one gain {name}": ({"share_branch_gain": True, **changes}, "share_branch_gain")
+        for name, changes in (
+            ("where branches differ", {"around_ff": replace(PLAIN, branch=LEARNED)}),
+            ("that is not learned", {}),
+        )
+    },
 }
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=list(REFUSED))
 def test_block_without_meaning_is_refused(changes: dict, message: str) -> None:
-    block()
+    block(around_self=replace(PLAIN, skip=LEARNED))
     with pytest.raises(ValueError, match=message):
         block(**changes)
-
-
-def test_skip_that_is_learned_from_zero_is_allowed() -> None:
-    block(around_self=replace(PLAIN, skip=Gain(value=0.0, learned=True)))
 
 
 def test_shapes_are_checked_at_every_call() -> None:

@@ -47,18 +47,10 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     kind = draw(st.sampled_from(KINDS))
     queries = draw(st.integers(1, 9))
     keys = queries if "causal" in kind else draw(st.integers(1, 9))
-    return {
-        "kind": kind,
-        "batch": draw(st.integers(1, 3)),
-        "heads": draw(st.integers(1, 3)),
-        "queries": queries,
-        "keys": keys,
-        "dim": draw(st.integers(1, 5)),
-        "value_dim": draw(st.integers(1, 5)),
-        "depth": draw(st.integers(1, 4)),
-        "mean": draw(st.booleans()),
-        "seed": draw(st.integers(0, 2**31)),
-    }
+    most = {"batch": 3, "heads": 3, "dim": 5, "value_dim": 5, "depth": 4}
+    drawn = {name: draw(st.integers(1, largest)) for name, largest in most.items()}
+    drawn |= {"mean": draw(st.booleans()), "seed": draw(st.integers(0, 2**31))}
+    return {"kind": kind, "queries": queries, "keys": keys, **drawn}
 
 
 def mask_for(case: dict[str, Any]) -> Mask:
@@ -93,9 +85,7 @@ def divisors(case: dict[str, Any]) -> list[float]:
     return [float(n) if case["mean"] else 1.0 for n in range(1, case["depth"] + 1)]
 
 
-def run(
-    form: Form, layers: Layers, mask: Mask, divisors: list[float], dropout: float = 0.0
-) -> list[Tensor]:
+def run(form: Form, layers: Layers, mask: Mask, divisors: list[float], dropout: float = 0.0):
     carry, found = None, []
     with attention_form(form):
         for (query, key, value), divisor in zip(layers, divisors, strict=True):
@@ -104,13 +94,7 @@ def run(
     return found
 
 
-def literal(
-    layers: Layers,
-    allowed: Tensor,
-    divisors: list[float],
-    kept: list[Tensor] | None = None,
-    sums: torch.dtype = torch.float64,
-) -> list[Tensor]:
+def literal(layers: Layers, allowed: Tensor, divisors: Any, kept: Any = None, sums=torch.float64):
     """``dropout(softmax(Z_n / c_n + mask)) V_n`` with ``Z_n = Z_{n-1} + Q_n K_n^T / sqrt(d)``.
 
     `kept`: what each entry of a map is multiplied with; `sums`: the type of Z. A row that sees
@@ -177,9 +161,8 @@ def test_a_chain_of_shaped_maps_is_the_equation(form, batch, gamma, dropout: flo
         carry, found = None, []
         with attention_form(form):
             for query, key, value in chain:
-                heads, carry = attend_with_carry(
-                    query, key, value, mask, dropout, carry, 1.0, factors
-                )
+                given = (query, key, value, mask, dropout, carry, 1.0, factors)
+                heads, carry = attend_with_carry(*given)
                 found.append(heads)
         return found
 
@@ -312,17 +295,14 @@ def test_bfloat16_is_nearer_than_a_running_sum_in_bfloat16(form: Form) -> None:
     assert error < 0.5 * worst(gradients(naive, layers, narrow), exact)
 
 
-def test_policy_goes_by_shape_and_by_memory() -> None:
+def test_policy_goes_by_shape_and_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     short = choose((8, 4, SHORT - 1, 512), CPU, 4)
     long = choose((8, 4, SHORT, 512), CPU, 4)
     assert [short, long, choose((8, 4, 2**20, 2**20), CPU, 4)] == ["plain", "reversible", "blocked"]
     with attention_form("plain"):
         assert choose((8, 4, SHORT, 512), CPU, 4) == "plain"
     assert choose((8, 4, SHORT, 512), CPU, 4) == "reversible"
-
-
-def test_a_gpu_stores_small_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "memory_of", lambda device: 2**36)
+    monkeypatch.setattr(kernels, "memory_of", lambda device: 2**36)  # a GPU stores small maps
     forms = [choose((8, 4, n, n), torch.device("cuda"), 4) for n in (16, 512, 1024, 2**16)]
     assert forms == ["plain", "plain", "reversible", "blocked"]
 

@@ -84,10 +84,9 @@ def test_gradient_of_the_cost() -> None:
 
     assert float(cost().detach()) == pytest.approx(4.25)
     slopes = torch.autograd.grad(cost(), states, allow_unused=True, materialize_grads=True)
-    for (h,), state, slope, expected in zip(
-        probabilities, states, slopes, [-1.0, -1.0, -1.0, 0.0, 0.0], strict=True
-    ):
-        assert float(slope[0, 0, 0]) / (h * (1 - h)) == pytest.approx(expected)
+    expected = (-1.0, -1.0, -1.0, 0.0, 0.0)
+    for (h,), state, slope, exact in zip(probabilities, states, slopes, expected, strict=True):
+        assert float(slope[0, 0, 0]) / (h * (1 - h)) == pytest.approx(exact)
         with torch.no_grad():
             state[0, 0, 0] += 1e-6
             above = cost().item()
@@ -112,7 +111,10 @@ def test_the_cost_is_of_the_counted_tokens_per_predicted_token() -> None:
 
 
 def test_a_cost_is_read_once_and_of_counted_tokens_alone() -> None:
-    """A second reading would add the cost of an earlier batch; unsaid tokens that of padding."""
+    """A second reading would add the cost of an earlier batch; unsaid tokens that of padding.
+
+    Averages of weights copy the model between two steps.
+    """
     module = halting()
     states = [torch.randn(1, 2, DIM)] * 2
     run(module, states)
@@ -120,20 +122,12 @@ def test_a_cost_is_read_once_and_of_counted_tokens_alone() -> None:
         module.auxiliary_terms()
     module.counted = torch.ones(1, 2, dtype=torch.bool)
     module.auxiliary_terms()
+    copy.deepcopy(module)
     with pytest.raises(AssertionError):
         module.auxiliary_terms()
     run(module.eval(), states)
     with pytest.raises(AssertionError):
         module.auxiliary_terms()
-
-
-def test_it_can_be_copied_after_a_step() -> None:
-    """Averages of weights copy the model."""
-    module = halting()
-    module.counted = torch.ones(1, 2, dtype=torch.bool)
-    run(module, [torch.randn(1, 2, DIM)] * 2)
-    module.auxiliary_terms()
-    copy.deepcopy(module)
 
 
 def test_sums_are_in_float32_at_least() -> None:

@@ -64,15 +64,12 @@ def test_every_form_equals_the_naive_one(float64: None, kind: str) -> None:
     torch.testing.assert_close(z, scores, rtol=1e-12, atol=1e-12)
 
 
-def test_masks_allow_what_they_say() -> None:
+def test_masks_allow_what_they_say_and_have_its_softmax_as_centre(float64: None) -> None:
     assert padded().allowed.shape == (BATCH, 1, 1, KEYS)
     assert padded().allowed.sum(-1).flatten().tolist() == LENGTHS.tolist()
     causal = causal_mask(3, CPU).allowed[0, 0].tolist()
     assert causal == [[True, False, False], [True, True, False], [True, True, True]]
     assert full_mask(KEYS, CPU).allowed.flatten().tolist() == [True] * KEYS
-
-
-def test_centre_is_the_softmax_of_the_mask(float64: None) -> None:
     for mask in (padded(), causal_mask(KEYS, CPU)):
         scores = torch.zeros(mask.allowed.shape).masked_fill(~mask.allowed, -torch.inf)
         torch.testing.assert_close(mask.centre, scores.softmax(-1), rtol=1e-15, atol=1e-15)
@@ -122,15 +119,12 @@ def test_sums_are_float32_under_autocast() -> None:
 
 @pytest.mark.parametrize("start", [0, 3, 1000])
 def test_rotation_is_the_equation(float64: None, start: int) -> None:
-    """Also from a later position on, as in cached decoding."""
+    """Also from a later position on, as in cached decoding; it keeps the type of what it turns."""
     x = torch.randn(BATCH, HEADS, KEYS, 6)
     ours = rotate(x, rotation(start + torch.arange(KEYS), 6))
     before = torch.zeros(BATCH, HEADS, start, 6)
     expected = reference.rotate(merged(torch.cat([before, x], dim=2)), HEADS)[:, start:]
     expected = torch.from_numpy(expected).unflatten(-1, (HEADS, 6)).transpose(1, 2)
     torch.testing.assert_close(ours, expected, rtol=1e-11, atol=1e-11)
-
-
-def test_rotation_keeps_the_type_of_what_it_turns() -> None:
-    x = torch.randn(BATCH, HEADS, KEYS, 6).bfloat16()
-    assert rotate(x, rotation(torch.arange(KEYS), 6)).dtype == torch.bfloat16
+    single = rotation(torch.arange(KEYS), 6)
+    assert rotate(x.bfloat16(), single).dtype == torch.bfloat16

@@ -5,13 +5,7 @@ import torch
 from torch import Tensor
 
 from lightning_app.blocks import linear as module
-from lightning_app.blocks.linear import (
-    Linear,
-    SpectralLinear,
-    linear,
-    product,
-    takes_onednn,
-)
+from lightning_app.blocks.linear import Linear, SpectralLinear, linear, product, takes_onednn
 from tests import tiny
 
 SHAPES = [(1, 1, 1), (5, 7, 3), (2, 3, 11, 4), (64, 32, 48), (40, 3, 50)]

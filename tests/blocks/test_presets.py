@@ -29,7 +29,6 @@ ALONE = STACKS["encoder alone"]
 
 
 def parts(value: Any) -> list[Any]:
-    """Return `value` and every specification inside it."""
     if isinstance(value, tuple):
         return [part for entry in value for part in parts(entry)]
     if not is_dataclass(value):
@@ -201,9 +200,7 @@ def test_a_stack_without_blocks_or_one_to_read_is_refused(stack: Any, said: str)
         *((Gain(value=1.1), Gain(value=0.1), True), (Gain(value=0.5), Gain(value=0.25), True)),
     ],
 )
-def test_a_stream_without_norm_that_explodes_is_refused(
-    skip: Gain, branch: Gain, bounded: bool
-) -> None:
+def test_a_stream_without_norm_that_explodes_is_refused(skip, branch, bounded: bool) -> None:
     blocks = (around(ResidualSpec(skip=skip, branch=branch)),) * 4
     with nullcontext() if bounded else pytest.raises(ValueError, match="norm_placement none"):
         StackSpec(blocks=blocks)
@@ -220,10 +217,7 @@ def test_a_causal_stack_alone_has_the_constants_of_an_encoder_alone() -> None:
     """It has the same two sub-layers; DeepNet's table has one row for both."""
     for name, preset in PRESETS.items():
         assert preset(STACKS["decoder alone"]) == preset(ALONE), name
-
-
-def test_constants_of_a_causal_stack_alone() -> None:
-    """By hand: what would be wrong if cross-attention were counted where there is none."""
+    # By hand: what would be wrong if cross-attention were counted where there is none.
     stack = Stack(depth=12, causal=True)
     assert deepnorm_gains(stack) == pytest.approx((24**0.25, 96**-0.25))
     assert PRESETS["keel"](stack).blocks[0].around_ff.skip.value == 24.0

@@ -96,19 +96,30 @@ def test_memory_that_holds_something_else_now_is_not_computed_again() -> None:
     assert isinstance(outputs.pack(other), Tensor)
 
 
-def test_an_output_that_another_hook_replaces_is_kept() -> None:
-    norm = nn.LayerNorm(4)
-    layer = nn.Sequential(norm, nn.Linear(4, 3)).double()
+class Noisy(nn.LayerNorm):
+    """Its second output may be another one."""
 
-    def doubled(_norm: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        return 2.0 * output
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 0.5 * torch.randn_like(input)
 
-    norm.register_forward_hook(doubled)
-    x = torch.randn(5, 4, dtype=torch.float64)
-    expected = gradients(layer, lambda: layer(x).pow(2).sum())
-    with recomputed_norms(layer):
-        found = gradients(layer, lambda: layer(x).pow(2).sum())
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+@pytest.mark.usefixtures("_always")
+@pytest.mark.parametrize("replaced", [True, False], ids=["by a hook", "by a subclass"])
+def test_an_output_that_a_norm_alone_does_not_give_is_kept(replaced: bool) -> None:
+    norm = nn.LayerNorm(8) if replaced else Noisy(8)
+    if replaced:
+        norm.register_forward_hook(lambda *call: 2.0 * call[2])
+    model = nn.Sequential(norm, nn.Linear(8, 8)).double()
+    x, found = torch.randn(4, 3, 8, dtype=torch.float64), []
+
+    def loss() -> Tensor:
+        torch.manual_seed(2)
+        return model(x).pow(2).sum()
+
+    found.append(gradients(model, loss))
+    with recomputed_norms(model):
+        found.append(gradients(model, loss))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_hooks_go_with_the_context() -> None:
@@ -124,12 +135,8 @@ def test_hooks_go_with_the_context() -> None:
         assert follow.call_count == 1
 
 
-@pytest.fixture
-def large() -> Tensor:
-    return torch.zeros(2, 512, 256)
-
-
-def test_only_large_streams_in_training_without_autocast(large: Tensor) -> None:
+def test_only_large_streams_in_training_without_autocast() -> None:
+    large = torch.zeros(2, 512, 256)
     assert saves_memory(large)
     assert not saves_memory(large[:1, :511])
     with torch.no_grad():
@@ -144,24 +151,3 @@ def test_compiled_blocks_keep_their_norms() -> None:
         compile_blocks(model)
     assert not model.encoder.recomputes_norms
     assert not model.decoder.recomputes_norms
-
-
-@pytest.mark.usefixtures("_always")
-def test_a_subclass_is_not_called_again() -> None:
-    """Its second output may be another one, as with noise."""
-
-    class Noisy(nn.LayerNorm):
-        def forward(self, input: Tensor) -> Tensor:
-            return super().forward(input) + 0.5 * torch.randn_like(input)
-
-    model = nn.Sequential(Noisy(8), nn.Linear(8, 8))
-    x, found = torch.randn(4, 3, 8), []
-
-    def loss() -> Tensor:
-        torch.manual_seed(2)
-        return model(x).pow(2).sum()
-
-    found.append(gradients(model, loss))
-    with recomputed_norms(model):
-        found.append(gradients(model, loss))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

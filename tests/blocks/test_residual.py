@@ -30,14 +30,8 @@ def leave(residual: Residual, x: Tensor, branch: Tensor) -> Tensor:
 @pytest.mark.parametrize("branch", [LEARNED, VECTOR], ids=["scalar", "vector"])
 def test_all_slots_are_the_formula(branch: Gain) -> None:
     """``norm_sum(skip * x + branch * norm_branch(f(scale * norm_input(x))))``, f = 3 x + 1."""
-    spec = ResidualSpec(
-        norm_input="layer_norm",
-        input_scale=0.25,
-        norm_branch="rms_norm",
-        norm_sum="layer_norm",
-        skip=Gain(value=0.7),
-        branch=branch,
-    )
+    norms: Any = {"norm_input": "layer_norm", "norm_branch": "rms_norm", "norm_sum": "layer_norm"}
+    spec = ResidualSpec(**norms, input_scale=0.25, skip=Gain(value=0.7), branch=branch)
     residual = tiny.randomise(Residual(spec, DIM, dropout=0.0))
     x = torch.randn(3, 5, DIM)
     p = tiny.numpy_parameters(residual)
@@ -70,18 +64,14 @@ def test_dropout_is_the_same_in_both_streams() -> None:
     assert torch.equal(stream.x, stream.parts[0])
 
 
-def test_absent_skip_leaves_the_branch_alone() -> None:
+def test_a_skip_of_zero_is_absent_unless_it_is_learned() -> None:
     residual = Residual(ResidualSpec(skip=Gain(value=0.0)), DIM, 0.0)
-    branch = torch.randn(3, 5, DIM)
-    x = torch.full((3, 5, DIM), math.inf)  # 0 * inf is NaN: the skip must not be computed
-    assert torch.equal(leave(residual, x, branch), branch)
-
-
-def test_learned_skip_from_zero_is_present() -> None:
+    x, branch = torch.randn(3, 5, DIM), torch.randn(3, 5, DIM)
+    infinite = torch.full((3, 5, DIM), math.inf)  # 0 * inf is NaN: it must not be computed
+    assert torch.equal(leave(residual, infinite, branch), branch)
     gain = Gain(value=0.0, learned=True)
     assert not gain.absent
     residual = Residual(ResidualSpec(skip=gain), DIM, 0.0)
-    x, branch = torch.randn(3, 5, DIM), torch.randn(3, 5, DIM)
     y = leave(residual, x, branch)
     assert torch.equal(y, branch)
     y.sum().backward()
@@ -103,7 +93,7 @@ def test_gain_without_meaning_is_refused(changes: dict[str, Any], message: str) 
         Gain(**changes)
 
 
-def test_dropout_acts_on_the_branch_alone() -> None:
+def test_dropout_acts_on_the_branch_alone_and_after_its_norm() -> None:
     residual = Residual(ResidualSpec(branch=Gain(value=3.0)), DIM, dropout=0.5)
     x, branch = torch.randn(3, 50, DIM), torch.ones(3, 50, DIM)
     kept = leave(residual, x, branch) - x
@@ -111,10 +101,7 @@ def test_dropout_acts_on_the_branch_alone() -> None:
     assert set(kept.round(decimals=3).unique().tolist()) == {0.0, 6.0}
     residual.eval()
     torch.testing.assert_close(leave(residual, x, branch), x + 3.0)
-
-
-def test_dropout_acts_after_the_norm_of_the_branch() -> None:
-    """Entries that are dropped stay zero: no norm moves them, and none sees them."""
+    # Entries that are dropped stay zero: no norm moves them, and none sees them.
     residual = Residual(ResidualSpec(norm_branch="layer_norm"), DIM, dropout=0.5)
     x, branch = torch.zeros(3, 50, DIM), torch.randn(3, 50, DIM)
     dropped = leave(residual, x, branch)
@@ -126,9 +113,8 @@ def test_dropout_acts_after_the_norm_of_the_branch() -> None:
 
 def test_a_norm_in_any_slot_normalizes() -> None:
     assert ResidualSpec(skip=Gain(value=2.0), branch=Gain(value=0.1)).unnormalized
-    assert not ResidualSpec(norm_input="rms_norm").unnormalized
-    assert not ResidualSpec(norm_branch="rms_norm").unnormalized
-    assert not ResidualSpec(norm_sum="layer_norm").unnormalized
+    slots: Any = [{slot: "rms_norm"} for slot in ("norm_input", "norm_branch", "norm_sum")]
+    assert not any(ResidualSpec(**slot).unnormalized for slot in slots)
 
 
 ORDERS = {"deeper_later": [4, 8, 12], "equal": [12, 12, 12], "reverse": [12, 8, 4]}

@@ -162,7 +162,6 @@ def test_what_has_no_meaning_is_refused_in_one_line(axes: dict[str, Any], words:
 @pytest.mark.parametrize("rule", ["average", "hyper_static", "hyper_dynamic", "hyper_manifold"])
 def test_autocast_leaves_the_states_as_they_are(rule: str) -> None:
     """Beside branches of zero the stream stays the embedding, in float32 as in Pre-LN."""
-    torch.set_default_dtype(torch.float32)
     model = tiny.encoder(tiny.BlockConfig(preset="zero_output", stream=rule))
     x, mask = torch.randn(2, 5, 10), padding_mask(torch.ones(2, 5, dtype=torch.bool))
     states: list[Stream] = []
@@ -180,19 +179,15 @@ def test_autocast_leaves_the_states_as_they_are(rule: str) -> None:
 
 def test_without_a_skip_an_average_works_under_autocast() -> None:
     """A layer's output may then be in bfloat16, beside an embedding in float32."""
-    torch.set_default_dtype(torch.float32)
     model = tiny.encoder(tiny.BlockConfig(preset="sas", stream="average"))
     mask = padding_mask(torch.ones(2, 5, dtype=torch.bool))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert bool(model(torch.randn(2, 5, 10), mask).isfinite().all())
 
 
-def test_a_stack_has_one_stream_rule() -> None:
+def test_a_stack_has_one_rule_which_decides_on_the_number_of_states() -> None:
     with pytest.raises(ValueError, match="stream average with dual_stream true"):
         replace(PRESETS["dual_stream"](Stack(depth=2)), stream="average")
-
-
-def test_the_number_of_states_follows_the_rule() -> None:
     assert tiny.BlockConfig(stream="hyper_static").resolve(Stack(depth=2)).streams == 4
     assert tiny.BlockConfig(preset="mhc", stream="plain").resolve(Stack(depth=2)).streams == 1
     assert tiny.BlockConfig(preset="mhc", streams=2).resolve(Stack(depth=2)).streams == 2

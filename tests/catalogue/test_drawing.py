@@ -12,11 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
-from lightning_app.blocks.attention import (
-    OUTPUT_GATES,
-    VALUE_CARRIES,
-    AttentionSpec,
-)
+from lightning_app.blocks.attention import OUTPUT_GATES, VALUE_CARRIES, AttentionSpec
 from lightning_app.blocks.block import BlockSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import NORM_KINDS
@@ -80,15 +76,14 @@ def test_insides_that_differ_stand_in_one_sub_layer() -> None:
 def test_an_encoder_has_no_cross_attention() -> None:
     spec = with_blocks(
         stacks("pre_ln")["encoder"],
-        cross_attention=lambda attention: replace(attention, head_gain=True),
-        around_cross=lambda around: replace(around, norm_branch="rms_norm"),
+        cross_attention={"head_gain": True},
+        around_cross={"norm_branch": "rms_norm"},
     )
     assert stack_drawing(spec, "encoder") == stack_drawing(stacks("pre_ln")["encoder"], "encoder")
     assert stack_drawing(spec, "decoder") != stack_drawing(stacks("pre_ln")["encoder"], "decoder")
 
 
 def extended(part: Any, **more: Any) -> Any:
-    """Return `part` as a class that has one field more."""
     ((name, value),) = more.items()
     kind = type(part)
     fresh = [(name, type(value), dataclasses.field(default=type(value)()))]
@@ -173,9 +168,7 @@ def test_an_unknown_choice_is_shown_by_its_name(part: str, field: str, words: st
     ],
 )
 def test_norms_inside_an_attention(parts: dict[str, Any], labels: list[str]) -> None:
-    spec = with_blocks(
-        stacks("pre_ln")["encoder"], self_attention=lambda attention: replace(attention, **parts)
-    )
+    spec = with_blocks(stacks("pre_ln")["encoder"], self_attention=parts)
     inside = stack_drawing(spec, "encoder").runs[0].sums[0].branches[0].inside
     assert [part.label for part in inside] == labels
     assert {part.notes for part in inside if "Norm" in part.label} == {("over each head",)}
@@ -191,7 +184,6 @@ SPANS: dict[type, Any] = {
 
 
 def alternatives(hint: Any, value: Any) -> list[Any]:
-    """Return other values of a field, by its type."""
     hint = getattr(hint, "__value__", hint)
     if get_origin(hint) in (UnionType, typing.Union):
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
@@ -216,9 +208,8 @@ def changes(part: Any) -> Iterator[tuple[str, Any]]:
         elif isinstance(value, tuple):  # blocks: all alike
             others = [(name, (other,) * len(value)) for name, other in changes(value[0])]
             # What reads the first layer has no meaning in that one.
-            others += [
-                (name, (value[0], other)) for name, other in changes(value[1]) if "carry" in name
-            ]
+            carries = (each for each in changes(value[1]) if "carry" in each[0])
+            others += [(name, (value[0], other)) for name, other in carries]
         else:
             others = (("", other) for other in alternatives(hints[field.name], value))
         for name, other in others:

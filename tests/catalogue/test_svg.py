@@ -3,7 +3,7 @@
 import re
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
@@ -61,7 +61,6 @@ class Picture:
                 self.lines.append([(float(a), float(b)) for a, b in points])
 
     def segments(self) -> list[Box]:
-        """Return the straight pieces of all lines."""
         return [
             Box(min(x, to_x), min(y, to_y), max(x, to_x), max(y, to_y))
             for line in self.lines
@@ -85,11 +84,9 @@ def test_pictures_are_legible() -> None:
 
 
 def it_says_what_it_shows(shown: Picture) -> None:
-    root = shown.root
+    root: Any = shown.root
     assert root.get("role") == "img"
     title, desc = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
-    assert title is not None
-    assert desc is not None
     assert root.get("aria-labelledby") == f"{title.get('id')} {desc.get('id')}"
     assert "encoder and decoder" in (title.text or "")
     assert "feed-forward" in (desc.text or "")
@@ -143,8 +140,7 @@ def lines_do_not_cross_words(shown: Picture) -> None:
 def test_the_committed_gallery_is_what_is_drawn() -> None:
     for name in PRESETS:
         committed = (GALLERY / f"{name}.svg").read_text(encoding="utf-8")
-        assert committed == picture(name, drawn(stacks(name))), (
-            "ablate blocks --svg-dir docs/blocks"
-        )
+        # Made again by `ablate blocks --svg-dir docs/blocks`.
+        assert committed == picture(name, drawn(stacks(name)))
     assert {path.stem for path in GALLERY.glob("*.svg")} == set(PRESETS)
     assert (GALLERY / "README.md").read_text(encoding="utf-8") == gallery_page(6, 6)

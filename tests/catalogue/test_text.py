@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from importlib.resources import files
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,6 @@ WIRES = "-|'+.<>"
 
 
 def first_run(name: str) -> str:
-    """Return the lines of an encoder's first layers alone."""
     lines = text_lines([stack_drawing(stacks(name)["encoder"], "encoder")])
     start = lines.index("  layers 1-6:") + 1
     return "\n".join(line[4:] for line in lines[start : lines.index("", start)])
@@ -99,18 +99,17 @@ def lines_meet(lines: list[str]) -> None:
 def test_gains_say_how_they_are_trained() -> None:
     spec = with_blocks(
         stacks("pre_ln")["encoder"],
-        around_self=lambda around: replace(around, skip=VECTOR),
-        around_ff=lambda around: replace(around, branch=replace(VECTOR, profiled=False)),
+        around_self={"skip": VECTOR},
+        around_ff={"branch": replace(VECTOR, profiled=False)},
     )
     text = "\n".join(text_lines([stack_drawing(spec, "encoder")]))
     assert "'--- * 0.5 (learned vector, profiled) ---'" in text
     assert "-- FF -- * 0.5 (learned vector) --(+)--" in text
 
 
-def test_the_stack_and_what_stands_around_it() -> None:
-    spec = replace(
-        stacks("pre_ln")["encoder"], input_norm="rms_norm", embedding_gain=0.5, final_norm="none"
-    )
+def test_the_stack_and_what_stands_around_it_with_its_letters() -> None:
+    own: dict[str, Any] = {"input_norm": "rms_norm", "embedding_gain": 0.5, "final_norm": "none"}
+    spec = replace(stacks("pre_ln")["encoder"], **own)
     lines = text_lines([stack_drawing(spec, "encoder")])
     assert "  embedding -- RMS -- [layers 1-6] --> output" in lines
     assert "    start: token embeddings * 0.5" in lines
@@ -118,9 +117,6 @@ def test_the_stack_and_what_stands_around_it() -> None:
     lines = text_lines([stack_drawing(dual, "encoder")])
     assert "  embedding --+-- [layers 1-6] ----------------------(+)--> output" in lines
     assert "              '-- r, the sum of all branches -- LN ---'" in lines
-
-
-def test_letters_are_explained_where_they_stand() -> None:
     last = text_lines(drawn(stacks("post_ln")))[-1]
     assert last == "LN LayerNorm, SA self-attention, CA cross-attention, FF feed-forward"
     assert "x_0 the layer's input" in " ".join(text_lines(drawn(stacks("b2t"))))

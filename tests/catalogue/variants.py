@@ -1,6 +1,6 @@
 """Stacks to draw: the presets, and stacks that no preset has."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +20,17 @@ def stacks(name: str, depth: int = 6) -> dict[Side, StackSpec]:
     return {side: PRESETS[name](stack) for side, stack in sides.items()}
 
 
-def with_blocks(spec: StackSpec, **changes: Callable[[Any], Any]) -> StackSpec:
-    """Return `spec` with the named fields of every block changed."""
-    blocks = tuple(
-        replace(block, **{name: change(getattr(block, name)) for name, change in changes.items()})
-        for block in spec.blocks
+def with_blocks(spec: StackSpec, **changes: Any) -> StackSpec:
+    """Return `spec` with fields of every block changed; a dict changes fields of a part."""
+
+    def changed(part: Any, change: Any) -> Any:
+        return replace(part, **change) if isinstance(change, dict) else change
+
+    blocks = (
+        replace(b, **{name: changed(getattr(b, name), change) for name, change in changes.items()})
+        for b in spec.blocks
     )
-    return replace(spec, blocks=blocks)
+    return replace(spec, blocks=tuple(blocks))
 
 
 def drawn(specs: Mapping[Side, StackSpec]) -> list[Drawing]:
@@ -36,76 +40,36 @@ def drawn(specs: Mapping[Side, StackSpec]) -> list[Drawing]:
 def unusual() -> dict[str, dict[Side, StackSpec]]:
     """Return stacks with many parts, as made by one or two axes on a preset."""
     gains = ProjectionGains(kept=Gain(learned=True), change=Gain(value=0.2, learned=True))
-    return {
-        "one block for all layers, with halting": {
-            side: replace(spec, share="all", step_signal="learned", halting=HaltingSpec())
-            for side, spec in stacks("pre_ln").items()
-        },
-        "a gain on both skips of b2t, carried sums": {
-            side: carry_scores(
-                with_blocks(spec, around_ff=lambda around: replace(around, skip=VECTOR)),
-                "qk_sum",
-                2.0,
-            )
-            for side, spec in stacks("b2t").items()
-        },
-        "two streams, carried scores, a gain on a skip": {
-            side: carry_scores(
-                with_blocks(spec, around_self=lambda around: replace(around, skip=VECTOR)), "mean"
-            )
-            for side, spec in stacks("dual_stream").items()
-        },
-        "a parallel block with a gain everywhere": {
-            side: carry_scores(
-                with_blocks(
-                    spec,
-                    around_self=lambda around: replace(around, branch=VECTOR),
-                    around_ff=lambda around: replace(
-                        around, skip=VECTOR, branch=VECTOR, norm_branch="rms_norm"
-                    ),
-                ),
-                "mean",
-            )
-            for side, spec in stacks("parallel").items()
-        },
-        "trained projections with gains": {
-            side: with_blocks(
-                spec,
-                self_attention=lambda attention: replace(
-                    attention,
-                    value="orthogonal_plus",
-                    output="orthogonal_plus",
-                    value_gains=gains,
-                    output_gains=gains,
-                    tied=True,
-                    head_gain=True,
-                    query_key_noise=0.1,
-                ),
-                ff_norm=lambda _: "layer_norm",
-            )
-            for side, spec in stacks("sas").items()
-        },
-        "a gain on every skip and branch": {
-            side: with_blocks(
-                spec,
-                around_self=lambda around: replace(around, skip=VECTOR, branch=VECTOR),
-                around_cross=lambda around: replace(around, skip=VECTOR, branch=VECTOR),
-                around_ff=lambda around: replace(around, skip=VECTOR, branch=VECTOR),
-            )
-            for side, spec in stacks("keel").items()
-        },
-        "layers of three forms": {
-            side: replace(
-                spec,
-                blocks=(
-                    *spec.blocks[:2],
-                    *stacks("deepnorm")[side].blocks[2:4],
-                    *stacks("rezero")[side].blocks[4:],
-                ),
-            )
-            for side, spec in stacks("keel").items()
-        },
+    parts = {"value": "orthogonal_plus", "value_gains": gains, "tied": True, "head_gain": True}
+    parts |= {"output": "orthogonal_plus", "output_gains": gains, "query_key_noise": 0.1}
+    trained = {"self_attention": parts, "ff_norm": "layer_norm"}
+    skip, both = {"skip": VECTOR}, {"skip": VECTOR, "branch": VECTOR}
+    parallel = {"around_self": {"branch": VECTOR}, "around_ff": {**both, "norm_branch": "rms_norm"}}
+    everywhere = dict.fromkeys(("around_self", "around_cross", "around_ff"), both)
+    rows: list[Any] = [
+        ("a gain on both skips of b2t, carried sums", "b2t", {"around_ff": skip}, ["qk_sum", 2.0]),
+        ("two streams, a gain on a skip", "dual_stream", {"around_self": skip}, ["mean"]),
+        ("a parallel block with a gain everywhere", "parallel", parallel, ["mean"]),
+        ("trained projections with gains", "sas", trained, []),
+        ("a gain on every skip and branch", "keel", everywhere, []),
+    ]
+    found: dict[str, Any] = {}
+    for title, preset, changes, carry in rows:
+        specs = {side: with_blocks(spec, **changes) for side, spec in stacks(preset).items()}
+        found[title] = {s: carry_scores(x, *carry) if carry else x for s, x in specs.items()}
+    halting = {"share": "all", "step_signal": "learned", "halting": HaltingSpec()}
+    found["one block for all layers, with halting"] = {
+        side: replace(spec, **halting) for side, spec in stacks("pre_ln").items()
     }
+    thirds = [stacks(name) for name in ("keel", "deepnorm", "rezero")]
+    found["layers of three forms"] = {
+        side: replace(
+            spec,
+            blocks=tuple(b for n in range(3) for b in thirds[n][side].blocks[2 * n : 2 * n + 2]),
+        )
+        for side, spec in thirds[0].items()
+    }
+    return found
 
 
 CASES = {**{name: stacks(name) for name in PRESETS}, **unusual()}

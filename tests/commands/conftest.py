@@ -1,5 +1,6 @@
 """A run of four steps that several tests of commands evaluate or read."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import yaml
 
 from lightning_app.cli import main
 from tests.small import write_config, write_corpus
+from tests.told import told
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (folder / "config.yaml").write_text(yaml.safe_dump(tree))
             assert main(["fit", "--config", "config.yaml"]) == 0
     return folder
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """A command ends with code 2, prints nothing, and says so in one line."""
+
+    def check(said: str, *words: object) -> None:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1), err
+        assert told(said).search(err), err
+
+    return check

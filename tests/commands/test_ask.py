@@ -18,9 +18,8 @@ PRESET, WARMUP, SEED = "model.block.preset", "model.schedule.warmup_steps", "see
 
 
 def test_eight_seeds_come_before_a_fourth_trial_and_no_time_is_exceeded() -> None:
-    for minutes, workers, cells, seconds in itertools.product(
-        (10, 31, 60, 200), (1, 2, 8), (4, 6), (3.0, 20.0)
-    ):
+    ways = itertools.product((10, 31, 60, 200), (1, 2, 8), (4, 6), (3.0, 20.0))
+    for minutes, workers, cells, seconds in ways:
         needed = math.ceil(15 * cells * seconds / workers / 60)
         if needed > minutes:
             with pytest.raises(UserError, match=f"about {needed};"):
@@ -50,34 +49,23 @@ def fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_it_writes_an_ordinary_grid_once(fast: list[Any], tmp_path: Path) -> None:
     assert main(["ask", "sas", "--workers", "2"]) == 0
     path = tmp_path / "ask_sas.yaml"
-    spec, text = read_spec(path), path.read_text()
-    assert spec.axes == {
-        PRESET: ["sas", "pre_ln", "post_ln"],
-        WARMUP: [0, 40],
-        SEED: [*range(1, 9)],
-    }
-    assert spec.search is not None
+    spec: Any = read_spec(path)
+    text = path.read_text()
+    arms = {PRESET: ["sas", "pre_ln", "post_ln"], WARMUP: [0, 40]}
+    assert spec.axes == {**arms, SEED: [*range(1, 9)]}
     assert (spec.search.per, spec.search.trials) == ("seed", 5)
     (values,) = spec.search.fields.values()
     assert (values.low, values.high, values.log) == (1e-3, 1.6e-2, True)
-    assert spec.sensitivity == {
-        "reference_warmup": 40,
-        "baseline": "pre_ln",
-        "control": "post_ln",
-        "matters": 0.2,
-    }
+    compared = {"reference_warmup": 40, "baseline": "pre_ln", "control": "post_ln"}
+    assert spec.sensitivity == {**compared, "matters": 0.2}
     assert main(["ask", "sas", "--minutes", "1000"]) == 0
     assert path.read_text() == text
     assert [str(each) for each in fast] == ["ask_sas.yaml"] * 2
 
 
-def test_a_long_time_adds_seeds_until_the_answer_is_precise(
-    fast: list[Any], tmp_path: Path
-) -> None:
+def test_a_long_time_adds_seeds_until_the_answer_is_precise(fast, tmp_path: Path) -> None:
     assert main(["ask", "sas", "--workers", "2", "--minutes", "100"]) == 0
-    spec = read_spec(tmp_path / "ask_sas.yaml")
-    assert spec.search is not None
-    assert spec.until is not None
+    spec: Any = read_spec(tmp_path / "ask_sas.yaml")
     assert (spec.axes[SEED], spec.search.trials) == ([*range(1, 9)], 5)
     assert (spec.until.half_width, spec.until.most_seeds) == (0.2, 13)
 
@@ -89,13 +77,9 @@ def test_the_control_is_no_second_arm(fast: list[Any], tmp_path: Path) -> None:
     assert tree["sensitivity"]["matters"] == 0.05
 
 
-@pytest.mark.parametrize(
-    "words", [["sas", "--minutes", "1"], ["no_such_block"], ["sas", "--config", "absent.yaml"]]
-)
-def test_a_mistake_writes_nothing(
-    fast: list[Any], tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["ask", *words, "--workers", "1"]) == 2
-    assert words[-1] in capsys.readouterr().err
+@pytest.mark.parametrize("words", ["sas --minutes 1", "no_such_block", "sas --config absent.yaml"])
+def test_a_mistake_writes_nothing(fast: list[Any], tmp_path: Path, words: str, capsys) -> None:
+    assert main(["ask", *words.split(), "--workers", "1"]) == 2
+    assert words.split()[-1] in capsys.readouterr().err
     assert not fast
     assert not list(tmp_path.iterdir())

@@ -20,7 +20,6 @@ from lightning_app.cli import main
 from lightning_app.config.config import read_config
 from lightning_app.models.heads import ArchitectureConfig
 from tests.catalogue.variants import drawn, stacks
-from tests.told import told
 
 
 @pytest.mark.parametrize("columns", [80, 170])
@@ -47,9 +46,7 @@ def test_parameters_are_those_of_the_stacks() -> None:
     lacking = 12 * 2 * (d * d + d) - 2 * d * d  # V and P, except for dW of two first layers
     gained = 12 * (3 * 4 + 2)  # alpha, beta, gamma a head, and two branches' gains
     assert stack_parameters(resolve_preset("sas", 6, 6)) == encoder + decoder - lacking + gained
-
-
-def test_a_shared_gain_counts_once() -> None:
+    # A shared gain counts once.
     one, each = (stack_parameters(resolve_preset(name, 6, 0)) for name in ("rezero", "skipinit"))
     assert each - one == 6
 
@@ -146,15 +143,12 @@ def test_layers_of_one_form_stand_together_in_the_specification() -> None:
     ]
 
 
-def test_the_specification_for_scripts(capsys) -> None:
+def test_the_specification_for_scripts_and_files(capsys, tmp_path: Path) -> None:
     assert main(["blocks", "keel", "--json"]) == 0
     resolved = json.loads(capsys.readouterr().out)
     expected = {side: asdict(spec) for side, spec in stacks("keel").items()}
     assert resolved == json.loads(json.dumps(expected))
     assert resolved["decoder"]["blocks"][5]["around_ff"]["skip"]["value"] == 18.0
-
-
-def test_files(capsys, tmp_path: Path) -> None:
     one = tmp_path / "new" / "keel.svg"
     assert main(["blocks", "keel", "--svg", str(one)]) == 0
     assert one.read_text(encoding="utf-8") == picture("keel", drawn(stacks("keel")))
@@ -179,13 +173,9 @@ def test_files(capsys, tmp_path: Path) -> None:
         (["--config", LM, "--model.block.shape", "all"], "shape"),
     ],
 )
-def test_a_mistake_is_one_line(capsys, tmp_path, monkeypatch, words, expected: str) -> None:
+def test_a_mistake_is_one_line(refused, tmp_path, monkeypatch, words, expected: str) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["blocks", *words]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert told(expected).search(captured.err)
-    assert captured.err.count("\n") == 1
+    refused(expected, "blocks", *words)
     assert not list(tmp_path.iterdir())
 
 

@@ -36,8 +36,9 @@ def check(tree: dict[str, Any], schema: dict[str, Any], whole: dict[str, Any]) -
 def test_the_schema_knows_every_key_of_the_shipped_files(kind: str, capsys) -> None:
     assert main(["schema", kind]) == 0
     written = capsys.readouterr().out
+    made = Path(f"ablations/schema/{kind}.json").resolve()
     # Made again by `ablate schema KIND > ablations/schema/KIND.json`.
-    assert Path(f"ablations/schema/{kind}.json").read_text(encoding="utf-8") == written
+    assert made.read_text(encoding="utf-8") == written
     whole = json.loads(written)
     assert whole["additionalProperties"] is False
     assert all("description" in each or "$ref" in each for each in whole["properties"].values())
@@ -46,9 +47,7 @@ def test_the_schema_knows_every_key_of_the_shipped_files(kind: str, capsys) -> N
             tree, text = read_yaml_file(path)
             check(tree, whole, whole)
             (named,) = re.findall(r"^# yaml-language-server: \$schema=(.*)$", text, re.MULTILINE)
-            assert (path.parent / named).resolve() == Path(
-                f"ablations/schema/{kind}.json"
-            ).resolve()
+            assert (path.parent / named).resolve() == made
 
 
 def test_the_help_of_fit_is_short_and_leads_to_the_sections(capsys) -> None:

@@ -13,7 +13,6 @@ from lightning_app.data.prepare import prepare
 from lightning_app.data.tokenizer import EOS, Bytes
 from tests.api.conftest import causal_config
 from tests.runs import data, module, trainer
-from tests.told import told
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +55,8 @@ def test_a_seed_gives_a_text_again(run: Path, capsys) -> None:
         (["--checkpoint", "last"], "last.ckpt is missing"),
     ],
 )
-def test_a_mistake_is_one_line(run: Path, capsys, options: list[str], said: str) -> None:
-    assert main(["generate", "--run", str(run), *options]) == 2
-    captured = capsys.readouterr()
-    assert told(said).search(captured.err)
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
+def test_a_mistake_is_one_line(run: Path, refused, options: list[str], said: str) -> None:
+    refused(said, "generate", "--run", run, *options)
 
 
 def test_a_run_of_bytes_and_documents_ends_with_its_text(tmp_path, monkeypatch, capsys) -> None:

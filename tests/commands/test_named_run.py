@@ -79,9 +79,8 @@ def test_predict_writes_a_line_for_each_row_and_nothing_else(capfd, unchanged: N
 def test_the_last_checkpoint_has_the_metrics_of_the_result(unchanged: None) -> None:
     words = evaluation_words("mine/one", "last", [])
     written = Written(words, FIELDS_OF["validate"])
-    run = TrainingRun(
-        load_config(written), command="validate", ckpt_path=written.fields["ckpt_path"]
-    )
+    checkpoint = written.fields["ckpt_path"]
+    run = TrainingRun(load_config(written), command="validate", ckpt_path=checkpoint)
     run.evaluate(verbose=False)
     found = run.trainer.callback_metrics
     result = json.loads((ONE / "result.json").read_text())
@@ -133,10 +132,9 @@ def test_a_folder_comes_before_the_short_name(tmp_path: Path, monkeypatch) -> No
 def test_a_mistake_is_one_line(words: str, said: str, capfd) -> None:
     before = contents(ONE)
     assert main(words.split()) == 2
-    captured = capfd.readouterr()
-    assert captured.out == ""
-    assert told(said).search(captured.err)
-    assert captured.err.count("\n") == 1
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert told(said).search(err)
     assert contents(ONE) == before
 
 
@@ -149,6 +147,7 @@ def test_another_checkpoint_never_takes_the_place_of_a_missing_one(tmp_path: Pat
         evaluation_words(run, "best", [])
 
 
+LAMBDA = "lightning.pytorch.callbacks.LambdaCallback"
 EVIL = """
 import pathlib
 pathlib.Path(__file__).with_name("sprung").touch()
@@ -161,18 +160,13 @@ class Trap(Callback): pass
     "callback",
     [
         {"class_path": "copied.trap.Trap"},
-        {
-            "class_path": "lightning.pytorch.callbacks.LambdaCallback",
-            "init_args": {"on_validation_start": "builtins.print"},
-        },
+        {"class_path": LAMBDA, "init_args": {"on_validation_start": "builtins.print"}},
         "copied.trap.Trap",
         {"class_path": "Timer", "init_args": {"duration": {"class_path": "copied.trap.Trap"}}},
     ],
 )
 @pytest.mark.parametrize("command", ["validate", "test", "predict", "probe"])
-def test_nothing_that_the_config_of_a_run_names_is_imported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, callback: object, command: str
-) -> None:
+def test_nothing_that_a_config_names_is_imported(tmp_path, monkeypatch, capsys, callback, command):
     """The folder may come from somebody else; it is importable from the working folder."""
     run = Path(shutil.copytree(ONE, tmp_path / "copied"))
     (run / "trap.py").write_text(EVIL)

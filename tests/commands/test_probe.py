@@ -146,8 +146,7 @@ def test_it_is_the_model_that_fit_starts_from(folder: Path, preset: str) -> None
     start = AtStart()
     train(tree, folder / "run", start)
     subject = build("x", resolve(tree, "test"), None, 1)
-    model = subject.module.model
-    assert model is not None
+    model: Any = subject.module.model
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, start.weights[name], rtol=0.0, atol=0.0, msg=name)
 
@@ -166,9 +165,8 @@ def test_a_checkpoint_of_a_run(capsys, folder: Path) -> None:
         if row["stack"] == "decoder" and row["layer"] == "1" and not row["head"]
     }
     model = fitter.model.model
-    source = TextDataModule(
-        **{**resolve(tree, "test")["data"], "splits": fitter.datamodule.config.splits}
-    )
+    splits = fitter.datamodule.config.splits
+    source = TextDataModule(**{**resolve(tree, "test")["data"], "splits": splits})
     source.setup()
     batch = next(iter(source.val_dataloader()))
     for row in probe(model.cpu(), fitter.model.objective, [batch]):
@@ -189,8 +187,7 @@ def test_second_moments_are_those_of_the_optimizer(folder: Path) -> None:
     optimizer = fitter.trainer.optimizers[0]
     stored = torch.load(folder / "run/checkpoints/last.ckpt", weights_only=True)
     model = fitter.model.model
-    found = second_moments(stored["optimizer_states"], model)
-    assert found is not None
+    found: Any = second_moments(stored["optimizer_states"], model)
     beta2 = fitter.model.optimizer.betas[1]
     for parameter, moment in zip(model.parameters(), found, strict=True):
         expected = optimizer.state[parameter]["exp_avg_sq"] / (1 - beta2**2)
@@ -225,18 +222,11 @@ def test_another_config_has_another_folder() -> None:
 
 
 @pytest.mark.parametrize("out", ["/proc/x", "mine.yaml/inside"])
-def test_a_folder_that_cannot_be_made_is_reported_before_the_work(
-    capsys, monkeypatch, folder: Path, out: str
-) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_at_once(refused, monkeypatch, out: str) -> None:
     path = config("mine.yaml", written())
-    monkeypatch.setattr(
-        "lightning_app.commands.probe.build", lambda *_: pytest.fail("the work began")
-    )
-    assert main(["probe", "--config", str(path), "--out", out]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith(f"ablate: {out}: cannot be written: ")
-    assert captured.err.count("\n") == 1
+    place = "lightning_app.commands.probe.build"
+    monkeypatch.setattr(place, lambda *_: pytest.fail("the work began"))
+    refused(f"ablate: {out}: cannot be written: ", "probe", "--config", path, "--out", out)
 
 
 @pytest.mark.parametrize(

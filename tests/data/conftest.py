@@ -52,9 +52,3 @@ def text_config(tmp_path: Path) -> Callable[..., DataConfig]:
         return DataConfig(name="text", root=str(root), **(given | fields))
 
     return make
-
-
-@pytest.fixture(scope="session")
-def synthetic_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A cache in which the synthetic corpus is prepared once for the whole session."""
-    return str(tmp_path_factory.mktemp("synthetic"))

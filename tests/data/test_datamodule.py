@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_app.data import moses
 from lightning_app.data.tokenizer import unigram_entropy
 from lightning_app.training.datamodule import TextDataModule
+from tests import runs
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*smaller than the logging interval.*",
@@ -46,16 +47,8 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def trainer(**fields) -> pl.Trainer:
-    given = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "num_sanity_val_steps": 0,
-    }
-    return pl.Trainer(**(given | fields))
+def trainer(**fields: Any) -> pl.Trainer:
+    return runs.trainer(Path(), **{"num_sanity_val_steps": 0, "limit_val_batches": 1.0, **fields})
 
 
 @pytest.fixture
@@ -64,14 +57,8 @@ def make(write_pairs, tmp_path: Path):
     root = write_pairs()
 
     def make(**fields) -> TextDataModule:
-        given = {
-            "name": "text",
-            "root": str(root),
-            "cache": str(tmp_path / "cache"),
-            "tokenizer": "word",
-            "vocab_size": None,
-            "tokens_per_batch": 49,
-        }
+        given: dict[str, Any] = {"name": "text", "tokenizer": "word", "vocab_size": None}
+        given |= {"root": str(root), "cache": str(tmp_path / "cache"), "tokens_per_batch": 49}
         return TextDataModule(**(given | fields))
 
     return make
@@ -119,26 +106,18 @@ def test_a_part_of_the_validation_is_a_sample_with_a_floor(make, task: str, limi
 @pytest.mark.parametrize("task", ["translation", "masked_lm", "causal_lm"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_resume_after_any_step(make, tmp_path: Path, num_workers: int, task: str):
-    """A run stopped after step k and resumed sees what the uninterrupted run sees from there."""
     data = {"num_workers": num_workers, "task": task, "window": 16}
-    callback = ModelCheckpoint(
-        dirpath=tmp_path / "ckpt", filename="{step}", every_n_train_steps=1, save_top_k=-1
-    )
-    whole = run(
-        make(**data),
-        max_steps=20,
-        max_epochs=-1,
-        enable_checkpointing=True,
-        callbacks=[callback],
-        limit_val_batches=0,
-    )
+    saved = {"dirpath": tmp_path / "ckpt", "filename": "{step}", "save_top_k": -1}
+    callback = ModelCheckpoint(**saved, every_n_train_steps=1)
+    limits: dict[str, Any] = {"max_steps": 20, "max_epochs": -1, "limit_val_batches": 0}
+    whole = run(make(**data), enable_checkpointing=True, callbacks=[callback], **limits)
     assert len(whole.seen) == 20
     assert len({epoch for epoch, _ in whole.seen}) >= 2
     last = max(i for i, (epoch, _) in enumerate(whole.seen) if epoch == 0) + 1
     steps = (1, 5, last - 1, last, last + 1, 19) if num_workers == 0 else (5, last)
     for step in steps:
         path = str(tmp_path / "ckpt" / f"step={step}.ckpt")
-        rest = run(make(**data), ckpt_path=path, max_steps=20, max_epochs=-1, limit_val_batches=0)
+        rest = run(make(**data), ckpt_path=path, **limits)
         assert [rows for _, rows in rest.seen] == [rows for _, rows in whole.seen[step:]], step
 
 
@@ -196,18 +175,14 @@ def test_attributes(make):
     assert data.description["sizes"] == {"train": 60, "valid": 60, "test": 60}
 
 
-def test_synthetic_is_detokenized(synthetic_cache: str):
-    data = ready(TextDataModule(tokenizer="word", vocab_size=None, cache=synthetic_cache))
+def test_the_synthetic_corpus_is_detokenized_and_has_the_protocol_of_earlier_results(cache: str):
+    data = ready(TextDataModule(tokenizer="word", vocab_size=None, cache=cache))
     for target, reference in zip(data.targets("valid"), data.references("valid"), strict=True):
         assert moses.detokenize(target, "en") == reference
         assert not reference.endswith(" .")
-
-
-def test_the_protocol_of_the_synthetic_corpus_is_that_of_earlier_results(synthetic_cache: str):
-    """With another wording, a report of old and new cells would name two protocols."""
+    # With another wording, a report of old and new cells would name two protocols.
     earlier = Path("tests/grids/made_at_4ea995c/former/runs").glob("*/result.json")
     known = {json.loads(path.read_text(encoding="utf-8"))["data"]["protocol"] for path in earlier}
-    data = ready(TextDataModule(tokenizer="word", vocab_size=None, cache=synthetic_cache))
     assert known == {data.description["protocol"]}
 
 

@@ -39,9 +39,7 @@ def test_one_flipped_bit_in_any_file_is_found(corpus: PreparedCorpus) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.source.ids.npy", "meta.json", LIST])
-def test_a_damaged_folder_is_put_aside_and_made_again(
-    corpus: PreparedCorpus, text_config, tmp_path: Path, capsys, name: str
-) -> None:
+def test_a_damaged_folder_is_put_aside_and_made_again(corpus, text_config, tmp_path, capsys, name):
     whole = contents(corpus.folder)
     flip(corpus.folder / name, random.Random(1))
     spoilt = contents(corpus.folder)
@@ -59,18 +57,13 @@ def test_a_damaged_folder_is_put_aside_and_made_again(
 
 @pytest.mark.parametrize("name", ["valid.source.txt", LIST])
 def test_a_missing_file_is_damage(corpus: PreparedCorpus, name: str) -> None:
+    (corpus.folder / ".nfs0001").touch()  # hidden files of others do no harm
+    assert find_damage(corpus.folder) is None
     (corpus.folder / name).unlink()
     assert find_damage(corpus.folder) is not None
 
 
-def test_hidden_files_of_others_do_no_harm(corpus: PreparedCorpus) -> None:
-    (corpus.folder / ".nfs0001").touch()
-    assert find_damage(corpus.folder) is None
-
-
-def test_damage_in_a_folder_that_cannot_be_written_is_named(
-    corpus: PreparedCorpus, text_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_in_a_read_only_folder_is_named(corpus, text_config, tmp_path, monkeypatch) -> None:
     flip(corpus.folder / "valid.target.txt", random.Random(1))
 
     def refuse(*_: object, **__: object) -> None:

@@ -55,9 +55,8 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     handler = functools.partial(Quiet, directory=str(root))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        monkeypatch.setattr(
-            iwslt14, "IWSLT14_URL", f"http://127.0.0.1:{server.server_address[1]}/de-en.tgz"
-        )
+        url = f"http://127.0.0.1:{server.server_address[1]}/de-en.tgz"
+        monkeypatch.setattr(iwslt14, "IWSLT14_URL", url)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield root
@@ -77,7 +76,10 @@ def pack(path: Path, files: dict[str, str]) -> None:
 def test_tarball_becomes_fairseqs_splits(serve: Path, archive, tmp_path: Path):
     pack(serve / "de-en.tgz", archive)
     config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
-    corpus = read(locate(config), config)
+    first = locate(config)
+    (serve / "de-en.tgz").unlink()
+    assert locate(config) == first  # a second call downloads nothing
+    corpus = read(first, config)
     assert {s: len(of) for s, of in corpus.splits.items()} == {"train": 46, "valid": 2, "test": 10}
     # title and description come first, so the 23rd pair is line 20
     assert corpus.splits["valid"][0]["target"] == "line 20 of en , isn &apos;t it ?"
@@ -87,14 +89,6 @@ def test_tarball_becomes_fairseqs_splits(serve: Path, archive, tmp_path: Path):
     assert told("of 50 … 2").search(corpus.protocol)
     assert "46 / 2 / 10" in corpus.protocol
     assert "sha256" in corpus.protocol
-
-
-def test_a_second_call_downloads_nothing(serve: Path, archive, tmp_path: Path):
-    pack(serve / "de-en.tgz", archive)
-    config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
-    first = locate(config)
-    (serve / "de-en.tgz").unlink()
-    assert locate(config) == first
 
 
 def test_missing_member_is_named_and_nothing_is_left(serve: Path, archive, tmp_path: Path):
@@ -151,15 +145,12 @@ def test_hub_iwslt14(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert "not fairseq's splits" in corpus.protocol
 
 
-def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_hub_out_of_reach_and_text_never_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def load_dataset(path: str, name: str | None, revision: str | None):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     with pytest.raises(UserError, match=r"hf://Salesforce/wikitext \(no route\)"):
         locate(DataConfig(name="wikitext2", task="masked_lm", cache=str(tmp_path)))
-
-
-def test_text_is_never_on_the_hub(tmp_path: Path):
     with pytest.raises(UserError, match=r"local folders only"):
         locate(DataConfig(name="text", root="hf://owner/name", cache=str(tmp_path)))

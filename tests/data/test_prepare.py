@@ -87,9 +87,7 @@ def test_drops_are_counted_and_only_in_train(write_pairs, text_config):
     assert corpus.meta["dropped"] == {"train": {"empty": 2, "too_long": 1}, "valid": {}, "test": {}}
     assert corpus.meta["sizes"] == {"train": 2, "valid": 5, "test": 5}
     assert corpus.lengths("valid", "target").tolist() == [3, 2, 1, 4, 3]
-
-
-def test_max_length_counts_tokens_without_eos(write_pairs, text_config):
+    # The greatest length is of tokens without EOS.
     files = {"train_de": ["a b c", "a b c d"], "train_en": ["x", "x"]}
     corpus = prepare(text_config(write_pairs(**files), max_length=3))
     assert corpus.lengths("train", "source").tolist() == [4]
@@ -98,11 +96,8 @@ def test_max_length_counts_tokens_without_eos(write_pairs, text_config):
 def test_ratio_belongs_to_the_protocol_of_iwslt14(write_pairs, tmp_path: Path):
     files = {"train_de": ["a b c", "a b c d", "a b"], "train_en": ["x y", "x y", "x y"]}
     root = write_pairs(**files)
-    assert prepare(talks(root, tmp_path)).meta["dropped"]["train"] == {
-        "empty": 0,
-        "ratio": 1,
-        "too_long": 0,
-    }
+    dropped = prepare(talks(root, tmp_path)).meta["dropped"]["train"]
+    assert dropped == {"empty": 0, "ratio": 1, "too_long": 0}
 
 
 def test_nothing_left_is_an_error(write_pairs, text_config, tmp_path: Path):
@@ -111,18 +106,23 @@ def test_nothing_left_is_an_error(write_pairs, text_config, tmp_path: Path):
     assert {n for n in names(tmp_path / "cache") if not n.endswith(".lock")} == set()
 
 
-def test_tokenizer_sees_the_training_split_only(write_pairs, text_config):
+def test_the_tokenizer_is_of_the_training_split_and_the_checksum_of_all(write_pairs, text_config):
     one = prepare(text_config(write_pairs()))
     two = prepare(text_config(write_pairs(valid_en=["entirely new words here"] * 60)))
     assert one.folder != two.folder
     assert one.meta["tokenizer_sha256"] == two.meta["tokenizer_sha256"]
+    config = text_config(write_pairs())
+    other = replace(config, max_length=100)
+    assert prepare(config).meta["checksum"] == prepare(other).meta["checksum"]
 
 
-def test_a_second_call_does_nothing(write_pairs, text_config, monkeypatch: pytest.MonkeyPatch):
+def test_a_second_call_does_nothing_and_may_not_write(write_pairs, text_config, monkeypatch):
     config = text_config(write_pairs())
     one = prepare(config)
     before = {path: path.stat().st_mtime_ns for path in one.folder.iterdir()}
     monkeypatch.setattr(module, "_write", lambda *_: pytest.fail("prepared again"))
+    monkeypatch.setattr(sources, "FileLock", lambda *_: pytest.fail("took a lock"))
+    monkeypatch.setattr(sources.Path, "touch", lambda *_: pytest.fail("wrote"))
     assert prepare(config) == one
     assert {path: path.stat().st_mtime_ns for path in one.folder.iterdir()} == before
 
@@ -146,12 +146,6 @@ def test_folder_is_named_by_what_made_it(write_pairs, text_config, change: dict,
     assert (prepare(config).folder == prepare(replace(config, **change)).folder) is same
 
 
-def test_checksum_is_of_the_content(write_pairs, text_config):
-    config = text_config(write_pairs())
-    other = replace(config, max_length=100)
-    assert prepare(config).meta["checksum"] == prepare(other).meta["checksum"]
-
-
 def test_cache_root(write_pairs, text_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = replace(text_config(write_pairs()), cache=None)
     assert prepare(config).folder.parent == tmp_path / "home" / "transformer-ablations"
@@ -170,10 +164,6 @@ def test_references(write_pairs, text_config, tmp_path: Path):
     assert corpus.lines("valid", "target")[0] == "it 's here ."
     assert corpus.lines("test", "reference") == ["The cat!"] * 60
     assert corpus.lines("test", "source")[1] == "die katze schläft ."
-
-
-def test_raw_references_must_match(write_pairs, text_config):
-    root = write_pairs()
     (root / "test.raw.en").write_text("one line\n")
     with pytest.raises(UserError, match=r"test\.raw\.en has 1.*test\.en has 60"):
         prepare(text_config(root))
@@ -266,14 +256,6 @@ def test_read_only_cache(write_pairs, text_config, monkeypatch, number: int):
     monkeypatch.setattr(sources.Path, "touch", refuse)
     with pytest.raises(UserError, match=r"cannot be written"):
         prepare(text_config(write_pairs()))
-
-
-def test_prepared_corpus_is_read_from_a_read_only_cache(write_pairs, text_config, monkeypatch):
-    config = text_config(write_pairs())
-    one = prepare(config)
-    monkeypatch.setattr(sources, "FileLock", lambda *_: pytest.fail("took a lock"))
-    monkeypatch.setattr(sources.Path, "touch", lambda *_: pytest.fail("wrote"))
-    assert prepare(config) == one
 
 
 def test_preparing_does_not_load_torch():

@@ -14,9 +14,7 @@ from lightning_app.data.sources import sentences_of, split_sentences
 from lightning_app.data.tokenizer import EOS
 from tests.told import told
 
-TEXT = (
-    "The dog sees. The cat runs.\nAll of it.\n\n# A heading\n\nA house is big! Is it? yes it is\n"
-)
+TEXT = "The dog sees. The cat runs.\nAll of it.\n\n# A heading\n\nA house is big! Is it? so it is\n"
 
 
 @pytest.mark.parametrize(
@@ -34,15 +32,11 @@ TEXT = (
         ("Wait... What?  Étienne!  Übung.", ["Wait...", "What?", "Étienne!", "Übung."]),
         ("Mr. Smith", ["Mr.", "Smith"]),
         ("in 1990. 23 men", ["in 1990. 23 men"]),
+        ("A b. C d! (E) f? 'G.' H i... J. k", ["A b.", "C d!", "(E) f?", "'G.'", "H i...", "J. k"]),
     ],
 )
 def test_a_line_is_split_before_capitals(line: str, sentences: list[str]) -> None:
     assert split_sentences(line) == sentences
-
-
-def test_no_character_is_lost() -> None:
-    line = "A b. C d! (E) f? 'G.' H i... J. k"
-    assert "".join(split_sentences(line)).replace(" ", "") == line.replace(" ", "")
 
 
 def test_documents_without_sentences_are_none() -> None:
@@ -68,7 +62,7 @@ def test_rows_are_sentences(tmp_path: Path, text_config) -> None:
     """The lines alone make other rows in another folder."""
     made = prepare(text_config(write(tmp_path, TEXT), task="masked_lm", next_sentence=True))
     wanted = ["The dog sees.", "The cat runs.", "All of it.", "A house is big!"]
-    assert rows(made) == [*wanted, "Is it? yes it is"]
+    assert rows(made) == [*wanted, "Is it? so it is"]
     offsets = made.offsets("train", "text")
     assert made.documents("train").tolist() == [offsets[0], offsets[3]]
     assert (made.ids("train", "text")[np.asarray(offsets[1:]) - 1] == EOS).all()
@@ -97,11 +91,9 @@ def test_articles_are_documents_without_their_headings(tmp_path: Path) -> None:
     )
     for split in ("train", "valid", "test"):
         (tmp_path / f"wiki.{split}.tokens").write_text(text)
+    places: dict[str, Any] = {"root": str(tmp_path), "cache": str(tmp_path / "c")}
     fields: dict[str, Any] = {"tokenizer": "word", "vocab_size": None, "next_sentence": True}
-    config = DataConfig(
-        name="wikitext2", root=str(tmp_path), cache=str(tmp_path / "c"), task="masked_lm", **fields
-    )
-    made = prepare(config)
+    made = prepare(DataConfig(name="wikitext2", task="masked_lm", **places, **fields))
     assert rows(made) == ["A b .", "C = d .", "E f .", "G ."]
     assert made.documents("train").tolist() == [0, made.offsets("train", "text")[3]]
     assert told("splits … 4").search(made.meta["protocol"])
@@ -118,26 +110,25 @@ def test_one_document_is_refused(tmp_path: Path, text_config) -> None:
         prepare(text_config(tmp_path, task="masked_lm", next_sentence=True))
 
 
-@pytest.mark.parametrize("name", ["iwslt14", "synthetic", "tinyshakespeare"])
-def test_corpora_without_documents_are_refused(name: str) -> None:
-    said = rf"^model\.objective\.next_sentence is true: data\.name '{name}' has no documents, so"
-    with pytest.raises(UserError, match=said):
-        DataConfig(name=name, task="masked_lm", next_sentence=True, root=".")
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
         ({"next_sentence": True, "task": "causal_lm"}, "data.next_sentence is true: data.task 'ca"),
         ({"next_sentence": True, "window": 4}, "data.window is 4:.*3.*5"),
         ({"whole_word": True, "task": "causal_lm"}, "data.whole_word is true: data.task 'causal_"),
-        (
-            {"whole_word": True, "tokenizer": "byte", "vocab_size": None},
-            "data.whole_word is true: data.tokenizer 'byte'",
+        *(
+            (
+                {"whole_word": True, "tokenizer": kind, "vocab_size": None},
+                f"data.whole_word is true: data.tokenizer '{kind}'",
+            )
+            for kind in ("byte", "char")
         ),
-        (
-            {"whole_word": True, "tokenizer": "char", "vocab_size": None},
-            "data.whole_word is true: data.tokenizer 'char'",
+        *(
+            (
+                {"name": name, "next_sentence": True, "root": "."},
+                f"^model.objective.next_sentence is true: data.name '{name}' has no documents, so",
+            )
+            for name in ("iwslt14", "synthetic", "tinyshakespeare")
         ),
     ],
 )

@@ -52,12 +52,14 @@ def test_order_depends_on_seed_and_epoch_only():
     assert {frozenset(rows) for rows in one} != {frozenset(rows) for rows in order(1, 1)}
 
 
-def test_without_shuffle_batches_go_up_in_length():
+def test_without_shuffle_batches_go_up_in_length_and_are_full_to_the_last_token():
     source, target = np.random.default_rng(1).integers(1, 50, (2, 300))
-    longest = [
-        max(source[rows].max(), target[rows].max()) for rows in global_batches(source, target, 99)
-    ]
+    batches = global_batches(source, target, 99)
+    longest = [max(source[rows].max(), target[rows].max()) for rows in batches]
     assert longest == sorted(longest)
+    lengths = np.array([4] * 6)
+    assert [len(rows) for rows in global_batches(lengths, lengths, 12)] == [3, 3]
+    assert [len(rows) for rows in global_batches(lengths, lengths, 11)] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("budget", [1024, 4096, 32768])
@@ -82,9 +84,3 @@ def test_equal_batches(rows: int, size: int):
         batches = equal_batches(rows, size, shuffle)
         assert sorted(np.concatenate(batches).tolist()) == list(range(rows))
         assert [len(batch) for batch in batches[:-1]] == [size] * (len(batches) - 1)
-
-
-def test_a_batch_takes_what_its_budget_holds_to_the_last_token() -> None:
-    lengths = np.array([4] * 6)
-    assert [len(rows) for rows in global_batches(lengths, lengths, 12)] == [3, 3]
-    assert [len(rows) for rows in global_batches(lengths, lengths, 11)] == [2, 2, 2]

@@ -33,23 +33,21 @@ LINES = ["the dog sees the cat .", "the cat sleeps , often .", "a small house"] 
 
 @pytest.fixture
 def word(tmp_path: Path) -> Pieces:
-    path = tmp_path / "word.model"
-    path.write_bytes(train(lambda: iter(LINES), "word", None))
-    return Pieces(path)
+    return tokenizer_of(LINES, "word", None, tmp_path)
 
 
 @pytest.fixture
 def bpe(tmp_path: Path) -> Pieces:
-    path = tmp_path / "bpe.model"
-    path.write_bytes(train(lambda: iter(LINES), "bpe", 40))
-    return Pieces(path)
+    return tokenizer_of(LINES, "bpe", 40, tmp_path)
 
 
-def test_null_vocabulary_has_every_word(word: Pieces):
+def test_null_vocabulary_has_every_word_and_the_unknown_is_one_id(word: Pieces):
     assert word.vocab_size == len({w for line in LINES for w in line.split()}) + 5
     for line in LINES:
         assert UNK not in word.encode(line)
         assert len(word.encode(line)) == len(line.split())
+    assert word.encode("the 😀 cat")[1] == UNK
+    assert MASK not in word.encode("<mask>")
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word"])
@@ -63,11 +61,6 @@ def test_round_trip_and_specials(request: pytest.FixtureRequest, tmp_path: Path,
         assert made.encode_lines([line]) == [[*made.encode(line), EOS]]
     assert made.decode(np.array([BOS, *made.encode("the cat"), MASK, EOS, PAD, PAD])) == "the cat"
     assert (made.encode(""), made.decode([])) == ([], "")
-
-
-def test_unknown_is_one_id(word: Pieces):
-    assert word.encode("the 😀 cat")[1] == UNK
-    assert MASK not in word.encode("<mask>")
 
 
 @pytest.mark.parametrize(("kind", "size"), [("bpe", 40), ("word", 9)])
@@ -121,9 +114,7 @@ LONG = " ".join(random.Random(1).choices(["ab", "ba", "é", "<s>", "cab", "  x"]
 
 
 @pytest.mark.parametrize(("kind", "size"), [("char", None), ("word", None), ("bpe", 20)])
-def test_a_line_above_the_limit_is_read_as_if_there_were_none(
-    kind: TokenizerKind, size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_line_above_the_limit_is_read_as_if_there_were_none(kind, size, tmp_path, monkeypatch):
     whole = tokenizer_of([LONG, "a line"], kind, size, tmp_path)
     unseen = LONG.replace("x", "é ü ö").replace("cab", "unknown")
     expected = whole.encode_lines([LONG, unseen, "a line", ""])
@@ -155,22 +146,18 @@ def test_the_parts_of_a_line_are_the_line(monkeypatch: pytest.MonkeyPatch):
                 assert all(len(part.encode()) <= 40 for part in parts)
 
 
-def test_words_with_a_mark_inside_are_no_words_of_the_vocabulary(tmp_path: Path):
+def test_words_that_no_vocabulary_has(tmp_path: Path):
+    """Those with a mark inside are left out, and one that no model can have is refused."""
     found = tokenizer_of(["a<s>b c", "p q<unk>", "<mask> c"], "word", None, tmp_path)
     assert found.vocab_size == 5 + len({"c", "p"})
     assert found.encode("a<s>b c") == [UNK, *found.encode("c")]
-
-
-def test_a_word_that_no_model_can_have_is_refused():
     with pytest.raises(UserError, match=r"70,000 bytes, 'x+\.\.\.'"):
         train(lambda: iter(["a b", "x" * 70_000]), "word", None)
 
 
 @pytest.mark.parametrize("kind", ["char", "word"])
-def test_every_character_is_trained_on_where_sentencepiece_would_leave_one_out(
-    kind: TokenizerKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Of a large text it does, since it adds up shares in 32 bits; here by a smaller share."""
+def test_every_character_is_trained_on(kind: TokenizerKind, tmp_path: Path, monkeypatch):
+    """SentencePiece, which adds up shares in 32 bits, leaves some out; here by a smaller share."""
     trainer = sentencepiece.SentencePieceTrainer
     usual = trainer.train
     less = {"character_coverage": 0.99}
@@ -179,7 +166,7 @@ def test_every_character_is_trained_on_where_sentencepiece_would_leave_one_out(
     assert UNK not in tokenizer_of(lines, kind, None, tmp_path).encode_lines(lines)[-1]
 
 
-def test_windows_that_are_in_train_at_any_place():
+def test_windows_that_are_in_train_at_any_place(monkeypatch: pytest.MonkeyPatch):
     ids = np.random.default_rng(1).integers(0, 9, 5000).astype(np.int32)
     other = np.random.default_rng(2).integers(0, 9, 640).astype(np.int32)
     assert windows_in_train(other, ids, 32) == (0, 20)
@@ -188,9 +175,5 @@ def test_windows_that_are_in_train_at_any_place():
     assert windows_in_train(ids, ids, 8) == (625, 625)
     assert windows_in_train(other[:31], ids, 32) == (0, 0)
     assert windows_in_train(other, ids[:20], 32) == (0, 20)
-
-
-def test_windows_are_found_across_the_parts_of_train(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tokenizer, "_PLACES", 100)
-    ids = np.random.default_rng(1).integers(0, 9, 5000).astype(np.int32)
+    monkeypatch.setattr(tokenizer, "_PLACES", 100)  # across the parts of train
     assert windows_in_train(ids[37:4997], ids, 16) == (310, 310)

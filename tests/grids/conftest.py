@@ -70,7 +70,6 @@ class World:
         return process
 
     def arguments(self, *options: str, workers: int = 2) -> list[str]:
-        """Return the arguments of Python that start a supervisor."""
         words = ["-W", "error", str(HERE / "stand_in.py")]
         return [*words, str(self.grid), str(self.folder), str(workers), *options]
 
@@ -78,6 +77,12 @@ class World:
         process = self.start(*options, workers=workers)
         out, err = process.communicate(timeout=60)
         return subprocess.CompletedProcess(process.args, process.wait(), out, err)
+
+    def refused(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """What a supervisor leaves that refuses in one line."""
+        done = self.run(*options)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        return done
 
     def end(self, process: warm.Process) -> str:
         """What a supervisor printed that ends well."""
@@ -112,13 +117,11 @@ class World:
         return found
 
     def plan(self) -> Plan:
-        """The plan in the grid's folder."""
         plan = load_plan(self.folder / "plan.json")
         assert plan is not None
         return plan
 
     def value(self) -> Grid:
-        """The grid, its folder and the plan in it."""
         return Grid(read_spec(self.grid), GridFolder(self.folder), self.plan())
 
     def runs(self) -> dict[str, RunState]:
@@ -156,7 +159,6 @@ class World:
 
 
 def wait_for(happened: Callable[[], object], goes_on: Callable[[], bool], said: Any = "") -> None:
-    """Wait for something while another thing goes on."""
     until = time.monotonic() + 300.0
     while not happened():
         assert goes_on(), said
@@ -187,7 +189,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def four(world: World, finished: World) -> World:
-    """A copy of the finished grid."""
     shutil.copytree(finished.root, world.root, dirs_exist_ok=True, symlinks=True)
     return world
 

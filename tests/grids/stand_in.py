@@ -126,8 +126,7 @@ def run_cell(job: Job, rank: int) -> None:
         write_whole(record / "progress.json", json.dumps(progress))
         time.sleep(config["data"]["delay"])
         misbehave(behaviour, run_dir, attempt)
-        if job.metric is not None and is_told_to_stop(job, config, step + 1):
-            leave_pruned(job, config, step + 1, started)
+        if job.metric is not None and is_pruned(job, config, step + 1, started):
             return
     seed, warmup = config["seed_everything"], config["model"]["schedule"]["warmup_steps"]
     rate = config["model"]["optimizer"]["lr"]
@@ -164,20 +163,16 @@ def leave_weights(run: RunFolder, identity: str, text: str) -> None:
     write_whole(run.identity, json.dumps({"id": identity}))
 
 
-def is_told_to_stop(job: Job, config: dict, step: int) -> bool:
-    """Report the learning rate like a loss, and check whether the supervisor stops the run."""
-    value = config["model"]["optimizer"]["lr"]
+def is_pruned(job: Job, config: dict, step: int, started: str) -> bool:
+    """Report the learning rate like a loss, and end the run where the supervisor stops it."""
+    report = {"step": step, "metric": job.metric, "value": config["model"]["optimizer"]["lr"]}
     with job.record.reports.open("a") as file:
-        report = {"step": step, "metric": job.metric, "value": value}
         file.write(json.dumps(report) + "\n")
-    return job.record.stop.exists()
-
-
-def leave_pruned(job: Job, config: dict, step: int, started: str) -> None:
-    value = config["model"]["optimizer"]["lr"]
-    more = {"step": step, "metric": job.metric, "value": value, **of_attempt(job, started)}
-    write_whole(job.folder.pruned, json.dumps(pruned(cell_id(config), **more)))
-    note("pruned", job.folder.name, job.attempt)
+    if stopped := job.record.stop.exists():
+        tree = pruned(cell_id(config), **report, **of_attempt(job, started))
+        write_whole(job.folder.pruned, json.dumps(tree))
+        note("pruned", job.folder.name, job.attempt)
+    return stopped
 
 
 def misbehave(behaviour: str, run_dir: Path, attempt: int) -> None:
@@ -209,10 +204,7 @@ def main() -> int:
     from lightning_app.runs.folder import GridFolder
 
     grid, folder, workers, *rest = sys.argv[1:]
-    words: dict[str, str] = {}
-    for word in rest:
-        key, _, value = word.partition("=")
-        words[key] = value
+    words = {key: value for key, _, value in (word.partition("=") for word in rest)}
     options = Options(
         workers=int(workers),
         seconds=float(words.get("seconds", "inf")),

@@ -40,7 +40,6 @@ axes:
 
 
 def files(folder: Path) -> dict[Path, int]:
-    """When each file of a folder was written last."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 

@@ -66,14 +66,11 @@ def test_what_is_printed_is_printable(name: str, capsys: pytest.CaptureFixture[s
         assert text.endswith("\n")
 
 
-def test_text_of_other_languages_stays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_other_languages_and_data_in_a_pipe_stay(capsys) -> None:
     text = "naïve\tنص 東京 e\u0301 \u00a0 😀 👩\u200d💻 █"
     with printable_output():
         print(text)
     assert capsys.readouterr().out == text + "\n"
-
-
-def test_data_in_a_pipe_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with printable_output(only_terminals=True):
         print("a\rb \x1b[0m")
     assert capsys.readouterr().out == "a\rb \x1b[0m\n"

@@ -174,10 +174,9 @@ MISTAKES = [
 @pytest.mark.parametrize(("changes", "said"), MISTAKES)
 def test_a_mistake_names_file_field_and_what_is_near(tmp_path, changes: dict, said: str) -> None:
     path = write(tmp_path, **changes)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=told(said)) as error:
         read_spec(path)
     assert str(error.value).startswith(str(path))
-    assert told(said).search(str(error.value))
     assert "\n" not in str(error.value)
 
 
@@ -227,9 +226,8 @@ def test_a_grid_that_looks_for_its_best_cells_may_prune(tmp_path: Path) -> None:
 def test_a_file_that_is_no_grid(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "grid.yaml"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"grid\.yaml") as error:
+    with pytest.raises(UserError, match=told(f"grid.yaml … {said}")):
         read_spec(path)
-    assert told(said).search(str(error.value))
 
 
 def test_a_mistake_in_the_base_names_the_base(tmp_path: Path) -> None:

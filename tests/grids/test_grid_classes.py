@@ -36,15 +36,10 @@ def trainer(**fields: Any) -> dict[str, Any]:
 NAMED: dict[str, Any] = {
     **{"list": [EVIL], "one": EVIL, "list of names": ["trap.Trap"], "name": "trap.Trap"},
     **{"JSON text": json.dumps([EVIL]), "YAML text": "{class_path: trap.Trap}"},
-    **{
-        "YAML text without braces": "class_path: trap.Trap",
-        "text in list": ["{class_path: trap.Trap}"],
-    },
-    **{
-        "path to YAML": "evil.yaml",
-        "path to JSON": "./evil.json",
-        "paths": ["evil.yaml", "evil.json"],
-    },
+    "YAML text without braces": "class_path: trap.Trap",
+    "text in list": ["{class_path: trap.Trap}"],
+    **{"path to YAML": "evil.yaml", "path to JSON": "./evil.json"},
+    "paths": ["evil.yaml", "evil.json"],
 }
 # Allowed contents of a base; after a '|' the allowed value of an axis.
 FORMS: dict[str, dict[str, Any]] = {
@@ -78,22 +73,17 @@ FORMS: dict[str, dict[str, Any]] = {
             ("BackboneFinetuning", "lambda_func"),
         )
     },
-    "ddp_comm_hook": trainer(
-        strategy=known("strategies.DDPStrategy", ddp_comm_hook="trap.function")
-    ),
-    "class inside init_args": trainer(
-        strategy=known("strategies.DDPStrategy", precision_plugin=EVIL)
-    ),
-    "path inside init_args": trainer(
-        strategy=known("strategies.DDPStrategy", precision_plugin="evil.yaml")
-    ),
-    "types of modules": trainer(
-        strategy=known("strategies.FSDPStrategy", activation_checkpointing=["trap.Trap"])
-    ),
+    **{
+        name: trainer(strategy=known(f"strategies.{kind}Strategy", **arguments))
+        for name, kind, arguments in (
+            ("ddp_comm_hook", "DDP", {"ddp_comm_hook": "trap.function"}),
+            ("class inside init_args", "DDP", {"precision_plugin": EVIL}),
+            ("path inside init_args", "DDP", {"precision_plugin": "evil.yaml"}),
+            ("types of modules", "FSDP", {"activation_checkpointing": ["trap.Trap"]}),
+        )
+    },
     "class in a dict of anything": trainer(logger=known("loggers.MLFlowLogger", tags={"a": EVIL})),
-    "dict_kwargs": trainer(
-        logger={**known("loggers.WandbLogger"), "dict_kwargs": {"settings": EVIL}}
-    ),
+    "kwargs": trainer(logger={**known("loggers.WandbLogger"), "dict_kwargs": {"settings": EVIL}}),
     "init_args as text": trainer(
         callbacks=[{"class_path": f"{CALLBACKS}.EarlyStopping", "init_args": "evil.yaml"}]
     ),
@@ -153,13 +143,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return line
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-def test_a_base_names_no_code(capsys, folder: Path, form: dict[str, Any]) -> None:
-    write(folder, form)
-    refused(capsys, "plan", "grid.yaml")
-
-
-def test_neither_does_a_base_in_a_file_of_its_own(capsys, folder: Path) -> None:
+def test_a_base_in_a_file_of_its_own_names_no_code(capsys, folder: Path) -> None:
     (folder / "grid.yaml").write_text("name: mine\nbase: base.yaml\naxes: {seed_everything: [1]}\n")
     (folder / "base.yaml").write_text(yaml.safe_dump(trainer(callbacks=[EVIL])))
     assert "found 'trap.Trap'" in refused(capsys, "plan", "grid.yaml")
@@ -182,9 +166,13 @@ AXES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("axes", AXES.values(), ids=AXES.keys())
-def test_neither_does_an_axis(capsys, folder: Path, axes: dict[str, Any]) -> None:
-    write(folder, {}, **axes)
+@pytest.mark.parametrize(
+    ("base", "axes"),
+    [*((form, {}) for form in FORMS.values()), *(({}, axes) for axes in AXES.values())],
+    ids=[*(f"base: {form}" for form in FORMS), *(f"axis: {axis}" for axis in AXES)],
+)
+def test_neither_a_base_nor_an_axis_names_code(capsys, folder: Path, base, axes) -> None:
+    write(folder, base, **axes)
     refused(capsys, "plan", "grid.yaml")
 
 
@@ -198,9 +186,7 @@ YAML = {
         "base_config:\n  trainer:\n    <<: &y {callbacks: [{class_path: trap.Trap}]}\n"
         "    max_steps: 2"
     ),
-    "a merge of lists": (
-        "base_config: {trainer: {<<: [{max_steps: 2}, {logger: {class_path: trap.Trap}}]}}"
-    ),
+    "a merge of lists": "base_config: {trainer: {<<: [{logger: {class_path: trap.Trap}}, {}]}}",
 }
 
 
@@ -243,20 +229,16 @@ KNOWN = [
     {"class_path": f"{CALLBACKS}.LearningRateMonitor"},
     {"class_path": "DeviceStatsMonitor"},
     known("callbacks.GradientAccumulationScheduler", scheduling={0: 1, 4: 1}),
-    known(
-        "callbacks.ModelCheckpoint", every_n_train_steps=1, filename="step-{step}", dirpath="a/b.c"
-    ),
+    known("callbacks.ModelCheckpoint", every_n_train_steps=1, filename="{step}", dirpath="a/b.c"),
 ]
 
 
-def test_known_classes_stay_possible(capsys, folder: Path) -> None:
+def test_known_classes_and_addresses_of_servers_stay_possible(capsys, folder: Path) -> None:
+    loggers = (("CSVLogger", "./logs"), ("TensorBoardLogger", "x"))
     base = trainer(
         callbacks=KNOWN,
         max_steps=8000,
-        logger=[
-            known("loggers.CSVLogger", save_dir="./logs"),
-            known("loggers.TensorBoardLogger", save_dir="x"),
-        ],
+        logger=[known(f"loggers.{name}", save_dir=place) for name, place in loggers],
         strategy=known("strategies.DDPStrategy", process_group_backend="gloo"),
         profiler=known("profilers.SimpleProfiler", dirpath="."),
         plugins=[known("plugins.HalfPrecision", precision="bf16-true")],
@@ -265,6 +247,9 @@ def test_known_classes_stay_possible(capsys, folder: Path) -> None:
     assert read_spec("grid.yaml").base_config == base
     assert main(["plan", "grid.yaml"]) == 0
     assert "2 cells" in capsys.readouterr().out
+    server = known("loggers.MLFlowLogger", tracking_uri="https://mlflow.example.org:5000/a")
+    write(folder, trainer(logger=[server]))
+    assert read_spec("grid.yaml").base_config["trainer"]["logger"] == [server]
 
 
 def test_every_listed_class_exists_and_stands_in_a_field_of_the_trainer() -> None:
@@ -330,12 +315,6 @@ def test_nothing_is_written_outside_of_the_folder_of_a_cell(folder, kind, name, 
     write(folder, trainer(**{field: entry if field == "profiler" else [entry]}))
     with pytest.raises(UserError, match=rf"{field}.*\.{name}: .*{value[-6:]}"):
         read_spec("grid.yaml")
-
-
-def test_addresses_of_servers_stay_possible(folder: Path) -> None:
-    server = known("loggers.MLFlowLogger", tracking_uri="https://mlflow.example.org:5000/a")
-    write(folder, trainer(logger=[server]))
-    assert read_spec("grid.yaml").base_config["trainer"]["logger"] == [server]
 
 
 def test_folders_of_a_cells_classes_are_below_its_own(tmp_path: Path) -> None:

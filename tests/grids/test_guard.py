@@ -29,9 +29,8 @@ with supervisor_lock(GridFolder(Path(sys.argv[1])), sys.argv[2] == "several") as
 @contextmanager
 def holder(folder: Path, kind: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Another process that holds the folder, and whether it found itself alone."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder), kind], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", HOLD, str(folder), kind]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield process, process.stdout.readline().strip()
@@ -50,6 +49,8 @@ def test_one_supervisor_has_the_folder_for_itself(tmp_path: Path) -> None:
         assert alone == "True"
         for several in (False, True):
             refused(tmp_path, f"process {process.pid} on", several)
+        os.kill(process.pid, signal.SIGSTOP)  # a stopped holder still holds
+        refused(tmp_path, "is already running")
     with supervisor_lock(GridFolder(tmp_path)) as alone:
         assert alone
 
@@ -68,12 +69,6 @@ def test_several_share_a_folder(tmp_path: Path) -> None:
                 assert not alone  # the second is still there
     with supervisor_lock(GridFolder(tmp_path)) as alone:
         assert alone
-
-
-def test_a_stopped_holder_still_holds(tmp_path: Path) -> None:
-    with holder(tmp_path, "one") as (process, _):
-        os.kill(process.pid, signal.SIGSTOP)
-        refused(tmp_path, "is already running")
 
 
 def test_a_turn_is_waited_for_and_can_be_given_up(tmp_path: Path, capfd) -> None:

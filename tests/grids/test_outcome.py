@@ -23,13 +23,7 @@ from tests.small import tiny_config
 from tests.told import told
 
 
-def run(
-    folder: Path,
-    cache: str,
-    trainer: dict[str, Any] | None = None,
-    warmup: int = 0,
-    **optimizer: Any,
-) -> TrainingRun:
+def run(folder: Path, cache: str, trainer: Any = None, warmup: int = 0, **optimizer: Any):
     """A run of twelve steps and a tiny model, not yet trained."""
     limits = {"max_steps": 12, "val_check_interval": 100, "limit_val_batches": 2}
     limits |= {"enable_progress_bar": False, "enable_model_summary": False, **(trainer or {})}
@@ -40,17 +34,15 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "status", "outcome", "words"),
+    ("given", "status", "outcome", "words"),
     [
         ({}, "ok", "not_yet_learned", "still falls"),
         ({"lr": 1e-9}, "diverged", "stalled", "less than 0.1"),
         ({"kind": "sgd", "lr": 1e30}, "diverged", "non_finite", "not finite"),
     ],
 )
-def test_the_result_tells_how_a_run_ended(
-    tmp_path, cache, capsys, optimizer, status, outcome, words
-) -> None:
-    ended = run(tmp_path / "run", cache, **optimizer)
+def test_the_result_tells_how_a_run_ended(tmp_path, cache, capsys, given, status, outcome, words):
+    ended = run(tmp_path / "run", cache, **given)
     ended.fit()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result.get("outcome")) == (status, outcome)

@@ -56,8 +56,7 @@ def planned(grid: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 def end(root: Path, count: int, name: str = "result.json", other_bytes: int = 0) -> None:
     """Write `count` finished runs with `other_bytes` besides their checkpoints."""
-    plan = load_plan(root / NAME / "plan.json")
-    assert plan is not None
+    plan: Any = load_plan(root / NAME / "plan.json")
     for cell in plan.cells[:count]:
         folder = root / NAME / "runs" / cell.name
         (folder / "checkpoints").mkdir(parents=True)
@@ -144,7 +143,6 @@ def status(world: World, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def document(world: World, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What scripts read."""
     assert status_command(world.grid, world.folder.parent, as_json=True) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -231,8 +229,7 @@ def test_a_lock_is_seen_without_writing(tmp_path: Path, monkeypatch: pytest.Monk
     held = FileLock(lock)
     held.acquire()
     monkeypatch.setattr(os, "open", read_only)
-    assert is_held(lock)
-    assert is_held(lock)
+    assert [is_held(lock), is_held(lock)] == [True, True]
     held.release()
     assert not is_held(lock)
     assert not is_held(tmp_path / "none")

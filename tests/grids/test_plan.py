@@ -44,12 +44,8 @@ def plan_of(given: GridSpec) -> Plan:
 def test_seeds_are_slowest_then_file_order() -> None:
     cells = plan_of(grid()).cells
     assert [cell.axes[SEED] for cell in cells] == [1] * 4 + [2] * 4 + [3] * 4
-    assert [(cell.axes[PRESET], cell.axes[WARMUP]) for cell in cells[:4]] == [
-        ("post_ln", 0),
-        ("post_ln", 60),
-        ("pre_ln", 0),
-        ("pre_ln", 60),
-    ]
+    order = [(preset, warmup) for preset in ("post_ln", "pre_ln") for warmup in (0, 60)]
+    assert [(cell.axes[PRESET], cell.axes[WARMUP]) for cell in cells[:4]] == order
     assert list(cells[0].axes) == [PRESET, WARMUP, SEED]
 
 
@@ -68,14 +64,10 @@ def test_excluded_cells_are_left_out_and_counted() -> None:
 
 
 def test_sections_resolved_apart_give_what_resolving_every_cell_gives() -> None:
-    axes = {
-        PRESET: ["post_ln", "sas"],
-        "model.block.shaped_attention": [None, {"alpha": 1.0}, {"beta": 2.0}],
-        "model.optimizer.lr": [0.1, 0.2],
-        "trainer.max_steps": [4, 5],
-        WARMUP: [0, 60],
-        SEED: [1, 2],
-    }
+    shaped = [None, {"alpha": 1.0}, {"beta": 2.0}]
+    axes = {PRESET: ["post_ln", "sas"], "model.block.shaped_attention": shaped}
+    axes |= {"model.optimizer.lr": [0.1, 0.2], "trainer.max_steps": [4, 5]}
+    axes |= {WARMUP: [0, 60], SEED: [1, 2]}
     given = grid(axes=axes, exclude=({PRESET: "post_ln", SEED: 1},))
     plan, configs = expand(given, stand_in.resolve, stand_in.identify)
     assert len(plan.cells) == 72
@@ -104,10 +96,8 @@ def test_an_impossible_pair_names_the_cell() -> None:
     axes = {PRESET: ["post_ln", "sas"], "model.block.norm": ["none", "layer_norm"]}
     with pytest.raises(UserError, match=r"cell model.block.preset=sas, model.block.norm=none"):
         plan_of(grid(axes=axes))
-    assert (
-        len(plan_of(grid(axes=axes, exclude=({PRESET: "sas", "model.block.norm": "none"},))).cells)
-        == 3
-    )
+    rest = plan_of(grid(axes=axes, exclude=({PRESET: "sas", "model.block.norm": "none"},)))
+    assert len(rest.cells) == 3
 
 
 @pytest.mark.parametrize(
@@ -126,9 +116,8 @@ def test_an_impossible_pair_names_the_cell() -> None:
     ],
 )
 def test_axes_that_cannot_be(axes: dict, said: str) -> None:
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=told(said)):
         plan_of(grid(axes=axes))
-    assert told(said).search(str(error.value))
 
 
 @pytest.mark.parametrize(("value", "devices"), [("auto", 1), (-1, 1), (1, 1), ("2", 2), (4, 4)])

@@ -130,14 +130,13 @@ def test_a_claimed_cell_is_of_one_supervisor_until_its_process_ends(tmp_path: Pa
         "with queue_of(Path(sys.argv[1]), alone=False) as queue:\n"
         "    print(queue.pop().cell.name, flush=True); sys.stdin.read()\n"
     )
-    process = subprocess.Popen(
+    process: Any = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "cell0\n"
     with queue_of(folder, alone=False) as queue:
         assert [pop(queue).cell.name for _ in range(2)] == ["cell1", "cell2"]
@@ -201,10 +200,14 @@ def test_a_failed_run_is_no_better(tmp_path, metric, mode, status, value, expect
     assert complete.user_attrs["diverged"] is (status == "diverged")
 
 
-def test_a_metric_that_runs_do_not_report_is_the_users_mistake(tmp_path: Path) -> None:
+def test_a_result_of_another_metric_or_experiment_is_not_taken(tmp_path: Path) -> None:
     leave(tmp_path / "tiny", CELLS[0], val_nll=1.0)
     with pytest.raises(UserError, match="'test/bleu'"):
         queue_of(tmp_path / "tiny", "test/bleu", "max")
+    path = tmp_path / ".runs" / CELLS[0].id / "result.json"
+    path.write_text(path.read_text().replace(CELLS[0].id, "f" * 16))
+    with pytest.raises(UserError, match="is not the"):
+        queue_of(tmp_path / "tiny")
 
 
 def test_a_study_that_does_not_answer_delays_no_cell(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -232,19 +235,13 @@ def test_results_on_disk_are_adopted_with_their_times(tmp_path: Path) -> None:
     leave(folder, CELLS[1], val_nll=1.5)
     with queue_of(folder) as queue:
         assert queue.waiting == 2
+        leave(folder, CELLS[0], val_nll=2.5)  # it ends while it waits, and is not handed out
+        assert pop(queue).cell == CELLS[2]
     complete = study(folder).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
-    assert [(trial.user_attrs["name"], trial.value) for trial in complete] == [("cell1", 1.5)]
+    found = [(trial.user_attrs["name"], trial.value) for trial in complete]
+    assert found == [("cell1", 1.5), ("cell0", 2.5)]
     assert complete[0].duration is not None
     assert complete[0].duration.total_seconds() == 5.0
-
-
-def test_a_cell_that_ended_while_it_waited_is_not_handed_out(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
-    with queue_of(folder) as queue:
-        leave(folder, CELLS[0], val_nll=1.5)
-        assert pop(queue).cell == CELLS[1]
-    (trial,) = study(folder).get_trials(states=(optuna.trial.TrialState.COMPLETE,))
-    assert (trial.user_attrs["name"], trial.value) == ("cell0", 1.5)
 
 
 def test_running_trials_of_a_dead_supervisor_are_settled(tmp_path: Path) -> None:
@@ -257,16 +254,8 @@ def test_running_trials_of_a_dead_supervisor_are_settled(tmp_path: Path) -> None
         assert queue.waiting == 1
     states = [trial.state.name for trial in study(folder).trials]
     assert states == ["COMPLETE", "FAIL", "FAIL"]
-    assert study(folder).trials[1].user_attrs["error"] == "ValueError: no"
-    assert study(folder).trials[2].user_attrs["error"] == "its supervisor ended"
-
-
-def test_a_result_of_another_experiment_is_not_taken(tmp_path: Path) -> None:
-    leave(tmp_path / "tiny", CELLS[0], val_nll=1.5)
-    path = tmp_path / ".runs" / CELLS[0].id / "result.json"
-    path.write_text(path.read_text().replace(CELLS[0].id, "f" * 16))
-    with pytest.raises(UserError, match="is not the"):
-        queue_of(tmp_path / "tiny")
+    errors = [trial.user_attrs["error"] for trial in study(folder).trials[1:]]
+    assert errors == ["ValueError: no", "its supervisor ended"]
 
 
 def complete_twice(folder: Path) -> None:
@@ -292,12 +281,10 @@ def another_value(folder: Path) -> None:
     fresh.add_trial(optuna.create_trial(value=9.0, user_attrs=trial.user_attrs))
 
 
-OF_NO_CELL, WITHOUT_RESULT = partial(of_cell, cell="another"), partial(of_cell, cell=CELLS[1].id)
+OF = [partial(of_cell, cell=cell) for cell in ("another", CELLS[1].id)]  # without a result
 
 
-@pytest.mark.parametrize(
-    "damage", [complete_twice, OF_NO_CELL, running_forever, WITHOUT_RESULT, another_value]
-)
+@pytest.mark.parametrize("damage", [complete_twice, running_forever, another_value, *OF])
 def test_a_study_that_contradicts_the_disk_is_made_again(tmp_path: Path, damage: Any) -> None:
     folder = tmp_path / "tiny"
     leave(folder, CELLS[0], val_nll=2.0)
@@ -306,6 +293,5 @@ def test_a_study_that_contradicts_the_disk_is_made_again(tmp_path: Path, damage:
             pass
         damaging(folder)
     trials = study(folder).get_trials()
-    assert [(t.user_attrs["name"], t.state.name, t.value) for t in trials] == [
-        ("cell0", "COMPLETE", 2.0)
-    ]
+    found = [(t.user_attrs["name"], t.state.name, t.value) for t in trials]
+    assert found == [("cell0", "COMPLETE", 2.0)]

@@ -45,14 +45,12 @@ class Ranks(World):
         self.grid.write_text(yaml.safe_dump({"name": "tiny", "base_config": base, "axes": axes}))
 
     def start(self, *options: str, workers: int = 1) -> warm.Process:
-        """Start a supervisor of the watched program."""
         words = [str(HERE / "watched.py"), str(self.grid), str(self.folder), *options]
         process = warm.start(words, environment=self.environment)
         self.supervisors.append(process)
         return process
 
     def cells(self) -> list[Path]:
-        """The run folders, in the order of the plan."""
         plan = json.loads((self.folder / "plan.json").read_text())
         return [self.folder / "runs" / cell["name"] for cell in plan["cells"]]
 
@@ -101,7 +99,6 @@ def assert_same_weights(whole: Path, broken: Path) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: str) -> dict[str, Path]:
-    """The undisturbed runs of two seeds, by name."""
     ranks = Ranks(tmp_path_factory.mktemp("undisturbed"))
     ranks.cache = cache
     ranks.write_training(seeds=2)
@@ -181,12 +178,10 @@ def test_a_pre_empted_cell_keeps_every_step(ranks: Ranks, undisturbed: dict[str,
     finish(supervisor, 130)
     ranks.assert_nothing_left()
     (run,) = ranks.cells()
-    made = [len(steps(run, 1, rank)) for rank in (0, 1)]
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
-    assert made == [saved, saved]
+    assert [len(steps(run, 1, rank)) for rank in (0, 1)] == [saved] * 2
     assert 10 <= saved < STEPS
     finish(ranks.start())
-    made = [len(steps(run, 2, rank)) for rank in (0, 1)]
-    assert made == [STEPS - saved, STEPS - saved]
+    assert [len(steps(run, 2, rank)) for rank in (0, 1)] == [STEPS - saved] * 2
     assert_same_weights(undisturbed[run.name], run)
     ranks.assert_nothing_left()

@@ -27,7 +27,6 @@ SLACK = 30.0  # seconds to kill what is left, to put the cells back and to end
 
 @pytest.fixture
 def job() -> dict[str, Any]:
-    """The specification of the Kubernetes Job."""
     tree = yaml.safe_load((RECIPES / "kubernetes_job.yaml").read_text())
     assert (tree["apiVersion"], tree["kind"]) == ("batch/v1", "Job")
     return tree["spec"]

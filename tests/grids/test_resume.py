@@ -29,9 +29,7 @@ STREAMS = {"order": "streams", "window": 16, "tokens_per_batch": 64}
 """Of an epoch that is longer than the run: every checkpoint is in the middle of it."""
 
 
-def config(
-    folder: Path, cache: str, *, memory: int = 0, dropout: float = 0.3, **trainer: Any
-) -> dict[str, Any]:
+def config(folder: Path, cache: str, *, memory: int = 0, dropout: float = 0.3, **trainer: Any):
     """The demo's model with dropout, a validation and with it a checkpoint every 15 steps.
 
     With `memory` a language model that reads streams.
@@ -63,9 +61,8 @@ def cell(folder: Path, attempt: int) -> warm.Process:
 
 
 def fit(folder: Path, *more: str) -> warm.Process:
-    return warm.start(
-        ["-m", "lightning_app", "fit", "--config", str(folder / "config.yaml"), *more]
-    )
+    words = ["-m", "lightning_app", "fit", "--config", str(folder / "config.yaml"), *more]
+    return warm.start(words)
 
 
 def finish(process: warm.Process) -> None:
@@ -95,9 +92,7 @@ def interrupt(process: warm.Process, folder: Path, step: int, how: int, wait: fl
 
 def assert_same(whole: Path, broken: Path) -> None:
     """Weights to the last bit, the same curve at every step, the same scores."""
-    ours, theirs = (
-        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (whole, broken)
-    )
+    ours, theirs = (last(run) for run in (whole, broken))
     assert ours["global_step"] == theirs["global_step"] == STEPS
     for name, value in ours["state_dict"].items():
         assert torch.equal(value, theirs["state_dict"][name]), name
@@ -106,21 +101,16 @@ def assert_same(whole: Path, broken: Path) -> None:
         del result["metrics"]["train/tokens_per_second"]
     for field in ("id", "status", "metrics", "tokens", "steps"):
         assert results[0][field] == results[1][field], field
-    curves = []
-    for run in (whole, broken):
-        with (run / "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
-        for row in rows:
-            for name in ("tokens_per_second", "data_wait_share", "seconds"):
-                del row[f"train/{name}"]
-        curves.append(rows)
+    curves = [curve(run) for run in (whole, broken)]
+    for row in (*curves[0], *curves[1]):
+        for name in ("tokens_per_second", "data_wait_share", "seconds"):
+            del row[f"train/{name}"]
     assert len(curves[0]) == STEPS
     assert curves[0] == curves[1]
 
 
 @pytest.mark.dear("four processes train, of which two are killed")
 @pytest.mark.parametrize("memory", [0, pytest.param(24, marks=pytest.mark.slow)])
-# Over 5 s: four processes that train sixty steps.
 def test_a_killed_cell_goes_on_from_its_last_checkpoint(tmp_path, cache: str, memory: int) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     config(whole, cache, memory=memory)
@@ -144,7 +134,7 @@ def test_streams_go_on_in_another_number_of_processes(tmp_path, cache: str, devi
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     config(killed, cache, memory=24, dropout=0.0, **two)
     interrupt(fit(killed), killed, 18, signal.SIGKILL, 0.0)
-    stopped = torch.load(killed / "checkpoints" / "last.ckpt", weights_only=True)
+    stopped = last(killed)
     assert sorted(stopped["streams"]) == [0, 1, 2, 3]
     read = stopped["global_step"] * STREAMS["window"]
     assert {place for place, _ in stopped["streams"].values()} == {read}
@@ -153,24 +143,23 @@ def test_streams_go_on_in_another_number_of_processes(tmp_path, cache: str, devi
         config(copy, cache, memory=24, dropout=0.0, **(two if devices == 2 else one))
         shutil.copytree(killed / "checkpoints", copy / "checkpoints")
         finish(fit(copy, "--ckpt_path", "last"))
-    states = [weights(copy) for copy in copies]
+    states = [last(copy)["state_dict"] for copy in copies]
     config(whole, cache, memory=24, dropout=0.0, **one)
     finish(fit(whole))
     for name, value in states[0].items():
         assert torch.equal(value, states[1][name]), name
     first = stopped["global_step"]
-    for ours, theirs in zip(losses(copies[0])[:8], losses(whole)[first : first + 8], strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-4)
+    ours, theirs = ([float(row["train/loss"]) for row in curve(run)] for run in (copies[0], whole))
+    assert ours[:8] == pytest.approx(theirs[first : first + 8], abs=1e-4)
 
 
-def losses(run: Path) -> list[float]:
-    """Return the loss of each step that a run has logged."""
+def curve(run: Path) -> list[dict[str, str]]:
     with (run / "metrics.csv").open() as file:
-        return [float(row["train/loss"]) for row in csv.DictReader(file)]
+        return list(csv.DictReader(file))
 
 
-def weights(run: Path) -> dict[str, Any]:
-    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+def last(run: Path) -> dict[str, Any]:
+    return torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
 
 
 @pytest.mark.slow
@@ -200,8 +189,7 @@ def test_the_checkpoint_of_another_cell_is_put_aside(tmp_path: Path, cache: str,
     finish(fit(folder.path))
     mine = read_checkpoint(folder.checkpoint("last"))["run"]
     assert mine["seed"] == tree["seed_everything"]
-    found = checkpoint_of_cell(folder, mine["id"], tree["model"], data)
-    assert found is not None
+    found: Any = checkpoint_of_cell(folder, mine["id"], tree["model"], data)
     assert found.run == mine
     capsys.readouterr()
     assert checkpoint_of_cell(folder, "b" * 16, tree["model"], data) is None

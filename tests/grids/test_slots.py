@@ -33,9 +33,8 @@ def test_a_cpu_is_shared_out_by_cores(cores, workers, devices, expected: int, th
     slots = slots_of(cores=cores, visible=(), workers=workers, devices=devices, cells=99)
     found = taken(slots)
     assert len(slots) == len(found) == expected
-    assert {(slot.devices, slot.threads, slot.visible) for slot in found} == {
-        (devices, threads, None)
-    }
+    given = {(slot.devices, slot.threads, slot.visible) for slot in found}
+    assert given == {(devices, threads, None)}
     assert found[0].record()["devices"] == ["cpu"] * devices
 
 
@@ -93,12 +92,9 @@ def test_a_container_gets_the_workers_of_its_limit(monkeypatch, quota, expected:
     assert default_workers() == expected
 
 
-def test_no_more_slots_than_cells() -> None:
+def test_each_gpu_gets_a_cell_before_any_gets_two_and_no_cell_two_slots() -> None:
     assert len(slots_of(cores=8, visible=(), cells=3)) == 3
     assert len(slots_of(cores=8, visible=("0", "1"), cells=1)) == 1
-
-
-def test_each_gpu_gets_a_cell_before_any_gets_two() -> None:
     slots = slots_of(cores=8, visible=("0", "1"), sharing=2, cells=99)
     order = [slot.visible for slot in taken(slots)]
     assert order[:2] == [("0",), ("1",)]
@@ -134,8 +130,7 @@ def test_a_cell_that_ran_out_of_memory_has_its_device_for_itself() -> None:
     assert slots.take(alone=True) is None  # both devices have cells
     assert not slots.are_full
     slots.give_back(second)
-    alone = slots.take(alone=True)
-    assert alone is not None
+    alone: Any = slots.take(alone=True)
     assert alone.group == second.group
     assert [slot.group for slot in taken(slots)] == [first.group]  # none beside it
     assert slots.are_full

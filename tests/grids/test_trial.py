@@ -17,25 +17,16 @@ from tests import warm
 from tests.told import told
 
 FIT = ["-m", "lightning_app", "fit"]
-SETTINGS = {
-    "trainer.log_every_n_steps": 1,
-    "trainer.enable_progress_bar": "false",
-    "model.architecture.model_dim": 16,
-    "model.architecture.encoder_depth": 1,
-    "model.architecture.decoder_depth": 1,
-    "model.schedule.warmup_steps": 0,
-    "trainer.limit_val_batches": 1,
-    "trainer.val_check_interval": 100,
-}
+TRAINER = {"log_every_n_steps": 1, "enable_progress_bar": "false", "limit_val_batches": 1}
+TRAINER |= {"val_check_interval": 100}
+SIZES = {"model_dim": 16, "encoder_depth": 1, "decoder_depth": 1}
 
 
 def command(folder: Path, cache: str, steps: int, *more: str) -> list[str]:
-    settings = {
-        **SETTINGS,
-        "trainer.max_steps": steps,
-        "trainer.default_root_dir": folder / "run",
-        "data.cache": cache,
-    }
+    trainer = {**TRAINER, "max_steps": steps, "default_root_dir": folder / "run"}
+    settings = {f"trainer.{key}": value for key, value in trainer.items()}
+    settings |= {f"model.architecture.{key}": value for key, value in SIZES.items()}
+    settings |= {"model.schedule.warmup_steps": 0, "data.cache": cache}
     words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     return [*FIT, "--config", "ablations/base/synthetic.yaml", *words, *more]
 
@@ -71,8 +62,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, cache: str, number: signal.S
     gone_on = fit(tmp_path, cache, steps, "--ckpt_path", "last")
     assert gone_on.returncode == 0, gone_on.stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["attempt"] == 2
-    assert result["steps"] == steps
+    assert (result["attempt"], result["steps"]) == (2, steps)
     made_of = json.loads((tmp_path / "run" / "identity.json").read_text())
     assert made_of["id"] == result["id"]  # no grid takes it for a run of so many steps
     assert len(made_of["config"]["continued_from"]) == 1

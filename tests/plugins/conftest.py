@@ -46,8 +46,7 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from lightning_app.blocks.feed_forward import activation
-from lightning_app.blocks.norm import LearnedScalars
-from lightning_app.blocks.norm import NORM_KINDS
+from lightning_app.blocks.norm import NORM_KINDS, LearnedScalars
 from lightning_app.blocks.placed import Placed
 from lightning_app.blocks.presets import preset
 from lightning_app.blocks.residual import RESIDUAL_RULES, ResidualSpec

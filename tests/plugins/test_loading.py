@@ -36,9 +36,6 @@ def test_a_file_registers_its_parts_once(write: Write) -> None:
     assert NORM_KINDS.owner("layer_norm") is None
     plugins.unload("some_parts")
     assert "some_norm" not in NORM_KINDS
-
-
-def test_every_kind_of_part_can_be_registered(write: Write) -> None:
     plugins.load(str(write(PARTS)))
     assert task_class("next_word").__module__ == "some_parts"
     assert TASKS.owner("next_word") == OPTIMIZERS.owner("plain_sgd") == "some_parts"
@@ -63,9 +60,8 @@ def test_a_file_that_raises(text: str, said: str, write: Write) -> None:
 def test_a_name_that_is_registered_twice(write: Write) -> None:
     path = write(NORM.replace("some_norm", "rms_norm"))
     assert f"{path}, line 6: ValueError: model.block.norm: 'rms_norm' is already" in refused(path)
-    own = write(
-        "from lightning_app.tasks.base import task\n\n@task('translation')\nclass A:\n    x = 1\n"
-    )
+    head = "from lightning_app.tasks.base import task\n\n"
+    own = write(f"{head}@task('translation')\nclass A:\n    x = 1\n")
     assert f"{own}, line 3: ValueError: model.objective.kind: 'translation' is" in refused(own)
     assert task_class("translation").__module__ == "lightning_app.tasks.translation"
 
@@ -77,10 +73,6 @@ def test_an_activation_takes_the_inner_states_and_a_slope(arguments: str, write:
     assert f"{path}, line 4: ValueError: model.architecture.activation: 'one'" in refused(path)
     plugins.load(str(write(head + "@activation('one')\ndef one(x, slope=1):\n    return x\n")))
     assert plugins.loaded()
-
-
-def test_a_module_that_is_not_there() -> None:
-    assert "no module of" in refused("absent_module")
 
 
 @pytest.mark.parametrize("name", ["json", "torch", "lightning_app"])
@@ -109,7 +101,8 @@ def test_a_module_and_its_package(tmp_path: Path, write: Write, monkeypatch) -> 
     assert plugins.load("some_package.parts").sha256 != digest
 
 
-def test_a_module_that_is_imported_already(tmp_path: Path, write: Write, monkeypatch) -> None:
+def test_a_module_that_is_absent_or_imported_already(tmp_path: Path, write, monkeypatch) -> None:
+    assert "no module of" in refused("absent_module")
     assert "is imported already" in refused("lightning_app.models.optim")
     monkeypatch.syspath_prepend(tmp_path)
     part = write(NORM, "a_part")
@@ -139,9 +132,8 @@ def test_an_option_takes_the_place_of_the_project(tmp_path: Path, write: Write) 
 )
 def test_a_wrong_project_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "ablate.yaml").write_text(text)
-    with pytest.raises(UserError, match=r"ablate\.yaml") as caught:
+    with pytest.raises(UserError, match=told(f"ablate.yaml … {said}")):
         plugins.load_all([], tmp_path)
-    assert told(said).search(str(caught.value))
 
 
 def test_a_command_without_parts_loads_no_project(tmp_path: Path, monkeypatch) -> None:
@@ -200,9 +192,7 @@ def test_files_that_others_may_write_are_not_run(name: str, tmp_path, write, mon
 
 
 @pytest.mark.parametrize("named", ["the_package", "the_package.part"])
-def test_each_file_of_a_package_of_a_project_must_be_the_users(
-    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_file_of_a_package_of_a_project_must_be_the_users(named, tmp_path, monkeypatch):
     (tmp_path / "the_package").mkdir()
     for file in ("__init__.py", "part.py", "data.txt"):
         (tmp_path / "the_package" / file).touch()

@@ -99,13 +99,9 @@ def resolved(preset: str, stack: Stack = ENCODER, **axes: Any) -> StackSpec:
 
 def test_a_rule_takes_the_place_of_the_sum(rules: Path) -> None:
     """Norms, gains and dropout stay where they are: of the formula, the plus alone is another."""
-    spec = ResidualSpec(
-        norm_sum="rms_norm",
-        norm_branch="layer_norm",
-        skip=Gain(value=0.5),
-        branch=Gain(value=2.0),
-        rule="highway",
-    )
+    norms: Any = {"norm_sum": "rms_norm", "norm_branch": "layer_norm"}
+    gains: Any = {"skip": Gain(value=0.5), "branch": Gain(value=2.0)}
+    spec = ResidualSpec(**norms, **gains, rule="highway")
     residual = Residual(spec, 8, dropout=0.0)
     initialize(residual)
     x, f = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
@@ -163,9 +159,6 @@ def test_what_has_no_meaning_is_refused(rules: Path) -> None:
         message = f"^residual_rule scaled .*{what}.* residual_rule sum"
         with pytest.raises(ValueError, match=message):
             resolved(preset, residual_rule="scaled", **axes)
-
-
-def test_a_rule_of_the_one_sum_of_a_parallel_block_is_refused(rules: Path) -> None:
     (block, *_) = resolved("parallel").blocks
     ruled = ResidualSpec(rule="scaled")
     with pytest.raises(ValueError, match="residual_rule"):
@@ -215,10 +208,8 @@ def test_layers_of_two_rules_are_drawn_apart(rules: Path) -> None:
     )
     mixed = StackSpec(blocks=(*plain.blocks[:1], *ruled.blocks[:2]))
     runs = stack_drawing(mixed, "encoder").runs
-    assert [(run.label, run.sums[0].rule) for run in runs] == [
-        ("layer 1", "sum"),
-        ("layers 2-3", "highway"),
-    ]
+    found = [(run.label, run.sums[0].rule) for run in runs]
+    assert found == [("layer 1", "sum"), ("layers 2-3", "highway")]
 
 
 def test_ablate_blocks_lists_and_draws_it(rules: Path, capsys, tmp_path: Path) -> None:

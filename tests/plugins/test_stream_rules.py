@@ -67,12 +67,13 @@ def rule(write: Write) -> Path:
     return path
 
 
-def test_the_page_keeps_its_promise(write: Write) -> None:
-    check_preset("two_streams", plugin=write(RULE + PRESET, name="own_streams"))
-
-
-def test_gate_and_values_of_the_page(write: Write) -> None:
-    check_preset("gated_thirds", plugin=write(GATE + VALUES + INSIDE, name="own_attention"))
+@pytest.mark.parametrize(
+    ("preset", "text"),
+    [("two_streams", RULE + PRESET), ("gated_thirds", GATE + VALUES + INSIDE)],
+    ids=["stream", "gate and values"],
+)
+def test_the_page_keeps_its_promise(preset: str, text: str, write: Write) -> None:
+    check_preset(preset, plugin=write(text, name="own_parts"))
 
 
 def test_it_computes_what_it_says(rule: Path) -> None:
@@ -108,9 +109,8 @@ def test_it_is_drawn_and_its_scalars_are_named(rule: Path) -> None:
 
 
 def test_matrices_of_a_rule_are_drawn_after_those_of_the_blocks(write: Write) -> None:
-    text = RULE.replace(
-        "self.learned = Share()", "self.learned = Share()\n        self.m = torch.nn.Linear(1, 1)"
-    )
+    first = "self.learned = Share()"
+    text = RULE.replace(first, f"{first}\n        self.m = torch.nn.Linear(1, 1)")
     plugins.load(str(write(text, name="own_streams")))
     plugins.load(str(write(GATE, name="own_attention")))
     drawn = []
@@ -138,6 +138,5 @@ def test_sigma_reparam_reaches_the_matrices_of_a_gate(write: Write) -> None:
     axes = {"sigma_reparam": True, "output_gate": "relu_gate"}
     encoder = Encoder("pre_ln", depth=1, dim=16, heads=2, **axes)
     ((_, block),) = encoder.stack.layers
-    gate = block.self_attention.output_gate
-    assert gate is not None
+    gate: Any = block.self_attention.output_gate
     assert isinstance(gate.matrix, SpectralLinear)

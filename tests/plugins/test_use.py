@@ -169,9 +169,7 @@ class Cleaned(Text):
 """
 
 
-def test_a_corpus_is_prepared_again_after_a_change_of_its_plugin(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_is_prepared_again_after_a_change_of_its_plugin(write, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     write_corpus(tmp_path)
     data: dict[str, Any] = {"name": "cleaned", "tokenizer": "word", "vocab_size": None}
@@ -249,12 +247,10 @@ def test_a_run_says_which_plugin_it_needs(write: Write, tmp_path: Path) -> None:
     run_plugins.require_of(run.checkpoint("best"))
     plugins.unload("some_parts")
     run_plugins.require(plain.path)
-    for check in (
-        lambda: run_plugins.require(run.path),
-        lambda: run_plugins.require_of(run.checkpoint("")),
-    ):
+    checks = [(run_plugins.require, run.path), (run_plugins.require_of, run.checkpoint(""))]
+    for check, place in checks:
         with pytest.raises(UserError) as caught:
-            check()
+            check(place)
         line = f"run {run} needs the plug-in some_parts.py (sha256 {plugin.sha256}): pass --plugin"
         assert str(caught.value).startswith(line)
     plugins.load(str(copy))  # by the user's own word
