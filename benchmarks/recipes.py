@@ -13,6 +13,7 @@ import argparse
 import math
 import sys
 from abc import abstractmethod
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +38,9 @@ class Beside(pl.Callback):
     """
 
     worst, steps = 0.0, 0
+    theirs: nn.Module
+    optimizer: torch.optim.Optimizer
+    rate: Callable[[int], float]
 
     def __init__(self, folder: str = "") -> None:
         self.folder = Path(folder)
@@ -63,10 +67,12 @@ class Beside(pl.Callback):
         sizes = [sum(p.numel() for p in model) for model in (ours.parameters(), trained)]
         assert sizes[0] == sizes[1], f"{sizes[0]:,} parameters, theirs {sizes[1]:,}"
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *batch: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(trainer.global_step - 1)
-        loss = self.loss(batch[0])
+        loss = self.loss(batch)
         loss.backward()
         nn.utils.clip_grad_norm_(self.theirs.parameters(), trainer.gradient_clip_val)
         self.optimizer.step()
