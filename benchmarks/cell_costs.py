@@ -3,7 +3,7 @@
     python benchmarks/cell_costs.py --cells 0 10 20 30
     python benchmarks/cell_costs.py --profile 10  # where the time of one cell goes, by cProfile
 
-    python benchmarks/cell_costs.py --grid  # runs all 40 cells, for the supervisor's part
+    python benchmarks/cell_costs.py --grid  # runs all 20 cells, for the supervisor's part
 
 Cells run as in `ablate run`: each in a child of a process that has imported the program, with one
 thread. The time of a part does not include that of another part inside it. "Steps" are forward

@@ -115,14 +115,14 @@ call(0, "blocks")
 call(0, "blocks", "sas")
 assert "torch" in sys.modules
 absent("lightning", "optuna", "pandas", "matplotlib", "datasets", "jsonargparse")
-assert "40 cells" in call(0, "plan", "demo")  # which prepares the corpus, with pandas
+assert "20 cells" in call(0, "plan", "demo")  # which prepares the corpus, with pandas
 absent("lightning", "optuna", "matplotlib", "torch._dynamo")
 """,
     )
     run(
         tmp_path,
         """
-assert "40 waiting" in call(0, "status", "demo")
+assert "20 waiting" in call(0, "status", "demo")
 call(2, "status", "demoo")
 absent("torch", "numpy", "lightning", "optuna", "pandas", "matplotlib")
 """,
