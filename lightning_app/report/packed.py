@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_app.config.grid import GridSpec, read_spec
+from lightning_app.config.identity import missing
 from lightning_app.config.tree import canonical
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import output_folder, write_whole
@@ -366,6 +367,8 @@ def check_same_cells(folder: GridFolder, spec: GridSpec) -> None:
     metric = held.get("metric") or {}
     known = {key: metric[key] for key in ("name", "mode") if metric.get(key) is not None}
     if differs is None and not known.items() <= {"name": spec.metric, "mode": spec.mode}.items():
+        if needed := next(filter(None, map(missing, sorted(folder.runs.glob("*")))), ""):
+            raise UserError(needed)  # it declares the metric
         differs = "metrics"
     if differs is not None:
         raise UserError(

@@ -243,7 +243,6 @@ def _unanswered(grid: GridResults) -> str:
 
 
 def _again(grid: GridResults, out: Path) -> str:
-    """The command that recomputes the numbers; a test runs it."""
     folder = os.path.relpath(grid.folder, out)
     words = ["python", RECOMPUTE, ".", *([folder] if folder != "." else ())]
     return shlex.join(Path(word).as_posix() for word in words)

@@ -106,9 +106,10 @@ def under_way(runs: Path, before: int) -> list[Path]:
 def contents(run: Path) -> Snapshot:
     """Return the time and the digest of every file of a run.
 
-    Less the index of TensorBoard's columns, which belongs to the whole grid.
+    Less what the grid writes there for TensorBoard, after the run has ended.
     """
-    files = [path for path in run.rglob("*") if path.is_file() and path.suffix != ".index"]
+    beside = (".run", ".grid")
+    files = [path for path in run.rglob("*") if path.is_file() and path.suffix not in beside]
     return {
         path.relative_to(run).as_posix(): (
             path.stat().st_mtime_ns,
