@@ -11,6 +11,7 @@ before they run, and why, stands beside each change.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +53,9 @@ def published(path: Path, changes: dict[str, str], **names: Any) -> dict[str, An
 
 
 def largest(ours: Tensor, theirs: Tensor) -> float:
-    return float((ours - theirs).detach().abs().max())
+    """Infinite where one is not a number: Python's `max` would pass over it."""
+    difference = float((ours - theirs).detach().abs().max())
+    return math.inf if math.isnan(difference) else difference
 
 
 class NoSoftmax(nn.Module):

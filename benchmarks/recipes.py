@@ -19,7 +19,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
@@ -36,18 +36,19 @@ class Beside(pl.Callback):
     """A model by others that is trained on the batches of a run.
 
     Attributes:
-        worst: The largest difference of two losses.
-        steps: The number of steps that were compared.
+        differences: That of the two losses at each step.
         validated: Their loss over the whole validation split after training.
     """
 
-    worst, steps, validated = 0.0, 0, math.nan
+    differences: ClassVar[list[float]] = []
+    validated = math.nan
     theirs: nn.Module
     optimizer: torch.optim.Optimizer
     rate: Callable[[int], float]
 
     def __init__(self, folder: str = "") -> None:
         self.folder = Path(folder)
+        type(self).differences = []
 
     @abstractmethod
     def start(self, module: Any, steps: int) -> tuple[nn.Module, dict[str, str]]:
@@ -81,8 +82,7 @@ class Beside(pl.Callback):
         nn.utils.clip_grad_norm_(self.theirs.parameters(), trainer.gradient_clip_val)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        type(self).worst = max(self.worst, largest(outputs["nll"], loss))
-        type(self).steps += 1
+        self.differences.append(largest(outputs["nll"], loss))
 
     @torch.no_grad()
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -125,9 +125,7 @@ class NanoGPT(Beside):
             "mlp.c_fc": "feed_forward.inner",
             "mlp.c_proj": "feed_forward.outer",
         }
-        found = {
-            f"{a}.weight": f"{b}.weight" for a, b in (top | {"ln_f": "decoder.final_norm"}).items()
-        }
+        found = {f"{a}.weight": f"{b}.weight" for a, b in top.items()}
         for n in range(sizes.decoder_depth):
             ours = f"decoder.blocks.{n}"
             found |= {f"h.{n}.{a}.weight": f"{ours}.{b}.weight" for a, b in layer.items()}
@@ -227,9 +225,9 @@ def compare(recipe: str, folder: Path) -> float:
         trainer["default_root_dir"] = place
         over |= {f"trainer.{field}": value for field, value in trainer.items()}
         fit(f"ablations/base/{recipe}.yaml", over)
-    compared = getattr(import_module("benchmarks.recipes"), name)
-    assert compared.steps == STEPS, f"{recipe}: {compared.steps} steps were compared"
-    return compared.worst
+    differences = getattr(import_module("benchmarks.recipes"), name).differences
+    assert len(differences) == STEPS, f"{recipe}: {len(differences)} steps were compared"
+    return max(differences)
 
 
 def main() -> int:
