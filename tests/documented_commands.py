@@ -154,6 +154,8 @@ SEEN = {
     ),
     # Your own corpus
     "ablate prepare --config mytext.yaml": Seen("corpus .*^documents .*^folder "),
+    "ablate prepare --config mytext.yaml --tokens ids": Seen("^tokens +ids", "ids/train.bin"),
+    "ablate init mine --data ids": Seen("config.yaml", "mine/grid.yaml"),
     # Reading a report
     "ablate report ablations/results/joint": replace(
         drawn("joint", 600), fresh="experiments/joint"

@@ -73,7 +73,8 @@ class ProjectSizes:
 
 def add_init(parser: Parser) -> None:
     parser.add("folder DIR", "a new or existing folder")
-    text = "two parallel text files, such as my.de my.en, or one for a language model"
+    text = "two parallel text files, such as my.de my.en, or one for a language model, or a "
+    text += "folder with train.bin and val.bin"
     parser.add("--data FILE", text, nargs="+")
     parser.set_defaults(call=init_command)
 
@@ -91,8 +92,11 @@ def init_command(folder: Path, data: Sequence[Path] | None) -> int:
     else:
         if len(data) > 2:
             raise UserError(f"init: --data: expected one or two files, found {len(data)}")
-        corpus, texts = _split(data)
-        sizes, values = _of_corpus(corpus, [str(path) for path in data])
+        if len(data) == 1 and data[0].is_dir():
+            sizes, values = _of_ids(data[0].absolute())
+        else:
+            corpus, texts = _split(data)
+            sizes, values = _of_corpus(corpus, [str(path) for path in data])
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", folder.resolve().name).lstrip("_.-")[:64]
     values |= {
         "name": name or "project",
@@ -232,7 +236,7 @@ def _synthetic() -> tuple[ProjectSizes, dict[str, str]]:
     return sizes, {"data": data, "counted": comment, **_task(sizes, paired=True)}
 
 
-def _task(sizes: ProjectSizes, *, paired: bool) -> dict[str, str]:
+def _task(sizes: ProjectSizes, *, paired: bool, tested: bool = True) -> dict[str, str]:
     width, depth = sizes.width, sizes.depth
     if paired:
         model = f"kind: encoder_decoder, encoder_depth: {depth}, decoder_depth: {depth}"
@@ -240,8 +244,30 @@ def _task(sizes: ProjectSizes, *, paired: bool) -> dict[str, str]:
         objective = "kind: translation, label_smoothing: 0.1, beam: 5, evaluate_test: true"
         return {"model": model, "objective": objective, "matters": "0.1"}
     model = f"kind: decoder, decoder_depth: {2 * depth}, model_dim: {width}, ff_dim: {4 * width}"
-    objective = "kind: causal_lm, evaluate_test: true"
+    objective = f"kind: causal_lm, evaluate_test: {str(tested).lower()}"
     return {"model": f"{model}, activation: gelu", "objective": objective, "matters": "0.05"}
+
+
+def _of_ids(folder: Path) -> tuple[ProjectSizes, dict[str, str]]:
+    """Return small sizes for files of ids, so that `ablate ask` takes about an hour."""
+    from lightning_app.data.config import DataConfig
+    from lightning_app.data.prepare import open_ids
+    from lightning_app.data.tokens import TokenFiles
+
+    columns = TokenFiles().find(DataConfig(), folder).columns
+    tokens = {split: sum(map(len, map(open_ids, of.values()))) for split, of in columns.items()}
+    ready = [name for name in ("tokenizer.json", "tokenizer.model") if (folder / name).is_file()]
+    kind = f"file, tokenizer_file: '{folder / ready[0]}'" if ready else "ids"
+    found = ", ".join(f"{count:,} in {split}" for split, count in tokens.items())
+    counted = f"# Ids of {folder}: {found}. Sizes are small, so that a run takes seconds.\n"
+    data = f"{{name: tokens, root: '{folder}', window: 64, tokens_per_batch: 1024, "
+    data += f"tokenizer: {kind}, vocab_size: null}}"
+    sizes = ProjectSizes(width=64, depth=3, steps=400)
+    return sizes, {
+        "data": data,
+        "counted": counted,
+        **_task(sizes, paired=False, tested="test" in tokens),
+    }
 
 
 def _of_corpus(corpus: TextCounts, paths: Sequence[str]) -> tuple[ProjectSizes, dict[str, str]]:

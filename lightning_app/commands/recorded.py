@@ -29,7 +29,7 @@ EVALUATION_FLAGS = (
     *("model.compile", "model.objective.beam", "model.objective.length_penalty"),
     *("model.objective.validation_bleu", "model.block.memory.evaluation_length"),
     "model.architecture.clamp_length",
-    *("data.root", "data.cache", "data.num_workers"),
+    *("data.root", "data.tokenizer_file", "data.cache", "data.num_workers"),
     *("data.evaluation_stride", "data.evaluation_streams"),
     "verbose",
 )

@@ -668,15 +668,18 @@ def generate_text(run: str, prompt: str, texts: int, seed: int, checkpoint: str,
 
 
 def add_prepare(parser: Parser) -> None:
-    names = "iwslt14, wikitext2, tinyshakespeare, books, text or synthetic"
+    names = "iwslt14, wikitext2, tinyshakespeare, books, text, tokens or synthetic"
     parser.add("--data NAME", names)
     parser.add("--root DIR", "the folder that holds the corpus", type=str)
     parser.add("--config FILE", "use `data` from this config")
+    parser.add("--tokens DIR", "also write the ids as files of nanoGPT: train.bin, valid.bin")
     parser.set_defaults(call=prepare_corpus)
 
 
-def prepare_corpus(data: str | None, root: str | None, config: Path | None) -> int:
-    """Prepare a corpus; print a summary and its folder."""
+def prepare_corpus(
+    data: str | None, root: str | None, config: Path | None, tokens: Path | None
+) -> int:
+    """Prepare a corpus; print a summary and its folder, and write its ids into `tokens`."""
     from lightning_app.data.config import CORPORA, DataConfig
 
     if (data is None) == (config is None):
@@ -698,7 +701,11 @@ def prepare_corpus(data: str | None, root: str | None, config: Path | None) -> i
         settings = replace(settings, root=root)
     from lightning_app.data.prepare import corpus_summary, prepare
 
-    print(corpus_summary(prepare(settings), settings.tokens_per_batch))
+    corpus = prepare(settings)
+    print(corpus_summary(corpus, settings.tokens_per_batch))
+    if tokens is not None:
+        corpus.write_ids(tokens)
+        print(f"tokens    {tokens}")
     return 0
 
 

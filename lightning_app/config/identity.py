@@ -46,12 +46,13 @@ _IRRELEVANT = (
     "trainer.limit_predict_batches",
     "model.compile",
     "data.root",
+    "data.tokenizer_file",
     "data.cache",
     "data.num_workers",
 )
 """Where, on what and how verbosely a run is executed, including everything inside these fields.
 
-`data.root` and `data.cache` say where files lie; the corpus counts by its content.
+`data.root`, `data.tokenizer_file` and `data.cache` say where files lie; they count by content.
 """
 
 _HARMLESS: Mapping[str, tuple[str, ...]] = {

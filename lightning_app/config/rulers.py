@@ -28,7 +28,9 @@ _TEXT = (
     *("data.source_language", "data.target_language", "data.document_separator"),
     "trainer.overfit_batches",
 )
-_TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.splits.train")  # which trains it
+_TOKENIZER = (  # and what trains it
+    *("data.tokenizer", "data.tokenizer_file", "data.vocab_size", "data.splits.train"),
+)
 _TOKENS = (
     *_TOKENIZER,
     *("data.window", "data.context_stride", "data.evaluation_stride", "data.evaluation_streams"),

@@ -96,11 +96,11 @@ def split_sizes(counts: dict[str, int]) -> str:
 Lines = dict[str, dict[str, list[str]]]  # split -> column -> lines
 CORPORA: Registry[type["CorpusReader"]] = Registry("data.name")
 """The corpora by name; `CORPORA.register` is the decorator that adds one."""
-TokenizerKind = Literal["bpe", "word", "char", "byte"]
+TokenizerKind = Literal["bpe", "word", "char", "byte", "file", "ids"]
 LEAST_PAIR = 5
 """The tokens of the shortest pair of texts: one per text, a mark before them and one after each."""
-EVERYTHING = ("word", "char", "byte")
-"""The tokenizers whose vocabulary may consist of whatever the training split contains."""
+EVERYTHING = ("word", "char", "byte", "file", "ids")
+"""The tokenizers whose vocabulary may be as large as the training split or the file makes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,8 @@ class DataConfig:
     name: str = "synthetic"
     """A name of `CORPORA`: iwslt14 (German-English talks), wikitext2 (English articles),
     tinyshakespeare (plays), books (and articles), text (own files in `root`), synthetic (built-in
-    grammar, needs no download); a task of GLUE; squad1 (version 1.1) or squad2 (2.0)."""
+    grammar, needs no download), tokens (files of ids); a task of
+    GLUE; squad1 (version 1.1) or squad2 (2.0)."""
     root: str | None = None
     """Folder of the corpus. null: $LIGHTNING_APP_DATA/iwslt14_deen, .../wikitext-2,
     .../tinyshakespeare, .../glue/RTE, .../squad or, for books, that folder, if that variable is
@@ -133,10 +134,14 @@ class DataConfig:
     """Budget of the global batch of one step, whatever the number of devices, in tokens of the
     longer side, with padding."""
     tokenizer: TokenizerKind = "bpe"
-    """bpe (SentencePiece), word (text between spaces), char (characters) or byte (of UTF-8)."""
+    """bpe (SentencePiece), word (text between spaces), char (characters) or byte (of UTF-8); file
+    (`tokenizer_file`); ids (the corpus tokens without a tokenizer)."""
+    tokenizer_file: str | None = None
+    """A SentencePiece model, or a tokenizer.json of Hugging Face's tokenizers. Its ids follow the
+    five special ones, and nothing of its own marks or ends a text (tokenizer file)."""
     vocab_size: int | None = 10000
     """Number of ids, shared by both languages; null: every word or character of the training
-    split, as always for char and byte."""
+    split, as always for char and byte; for ids the largest and those below it."""
     window: int = 128
     """Tokens in a window of packed text (masked_lm, causal_lm), or the maximum of a row, marks
     included, if next sentences are predicted and in glue, which cuts longer texts, and squad,
@@ -207,10 +212,11 @@ class DataConfig:
             raise UserError(
                 f"data.vocab_size is null: that needs data.tokenizer 'word', not '{self.tokenizer}'"
             )
-        if self.vocab_size is not None and self.tokenizer in ("char", "byte"):
+        if self.vocab_size is not None and self.tokenizer in ("char", "byte", "file"):
+            has = "its own" if self.tokenizer == "file" else f"every {self.tokenizer}"
             raise UserError(
                 f"data.vocab_size is {self.vocab_size}: data.tokenizer '{self.tokenizer}' has "
-                f"every {self.tokenizer}, so it must be null"
+                f"{has}, so it must be null"
             )
         self._check_stride()
         self._check_order()
@@ -226,6 +232,7 @@ class DataConfig:
         self._check_labels(reader)
         self._check_division(reader)
         self._check_whole_word()
+        self._check_ids(reader)
         self._check_sentences(reader)
         self._check_documents(reader)
         if self.pairs and not reader.pairs:
@@ -302,6 +309,24 @@ class DataConfig:
             raise UserError(
                 f"data.whole_word is true: data.tokenizer '{self.tokenizer}' has no pieces of "
                 "words; use 'bpe' or 'word'"
+            )
+
+    def _check_ids(self, reader: "CorpusReader") -> None:
+        if (self.tokenizer == "file") != (self.tokenizer_file is not None):
+            raise UserError(
+                f"data.tokenizer_file is {self.tokenizer_file}: data.tokenizer is "
+                f"'{self.tokenizer}'; 'file' needs a file, and no other kind has one"
+            )
+        kinds = ("ids", "file") if reader.holds_ids else ("bpe", "word", "char", "byte", "file")
+        if self.tokenizer not in kinds:
+            raise UserError(
+                f"data.tokenizer is '{self.tokenizer}': data.name '{self.name}' needs "
+                f"{' or '.join(map(repr, kinds))}"
+            )
+        if reader.holds_ids and not TASKS[self.task].running_text:
+            raise UserError(
+                f"data.name is '{self.name}': model.objective.kind '{self.task}' reads no running "
+                "text; use 'causal_lm'"
             )
 
     def _check_sentences(self, reader: "CorpusReader") -> None:
@@ -396,6 +421,7 @@ class CorpusReader:
         separated: Whether `data.document_separator` marks the ends of its documents.
         labels_of: The task whose labels its rows have; empty for text without labels.
         divides_dev: Whether `data.train_from_dev` can divide its dev set.
+        holds_ids: Whether its files hold ids of tokens instead of text.
         base: The shipped config whose `data` section `ablate prepare --data NAME` uses.
     """
 
@@ -408,6 +434,7 @@ class CorpusReader:
     separated: ClassVar[bool] = False
     labels_of: ClassVar[str] = ""
     divides_dev: ClassVar[bool] = False
+    holds_ids: ClassVar[bool] = False
     base: ClassVar[str] = ""
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:

@@ -16,7 +16,7 @@ import importlib.metadata
 import importlib.resources
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,14 @@ import numpy as np
 from lightning_app.core.errors import UserError
 from lightning_app.core.registry import owners
 from lightning_app.data import moses, sources, tokenizer
-from lightning_app.data.columns import Columns, also_in_train, row_kind, said_of_overlap
+from lightning_app.data.columns import (
+    Columns,
+    RowKind,
+    Share,
+    also_in_train,
+    row_kind,
+    said_of_overlap,
+)
 from lightning_app.data.config import CORPORA, Corpus, DataConfig, Source, split_sizes
 from lightning_app.data.sources import complete, digest_of, find_damage, known_digest, write_list
 from lightning_app.plugins import KEY, digests_of
@@ -111,6 +118,7 @@ _CODE = (
     "sources.py",
     "synthetic.tsv.xz",
     "tokenizer.py",
+    "tokens.py",
 )
 
 
@@ -143,6 +151,24 @@ class PreparedCorpus:
     def ids(self, split: str, column: str) -> np.ndarray:
         """Return all token ids of a column, int32, memory-mapped; every row ends in EOS."""
         return np.load(self.folder / f"{split}.{column}.ids.npy", mmap_mode="r")
+
+    def write_ids(self, folder: Path) -> None:
+        """Write the ids of a running text as files of nanoGPT, and the file of their tokenizer.
+
+        Raises:
+            UserError: if they are more than fit into 16 bits, or of a ready tokenizer.
+        """
+        size = self.meta["vocab_size"]
+        if not TASKS[self.meta["task"]].running_text or self.tokenizer.shift or size > 1 << 16:
+            raise UserError(
+                f"prepare: --tokens: expected the running text of causal_lm and a tokenizer of "
+                f"this package with at most 65,536 ids; found {self.meta['task']}, tokenizer "
+                f"'{self.meta['tokenizer']}' and {size:,} ids"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        for split in self.meta["sizes"]:
+            self.ids(split, "text").astype("<u2").tofile(folder / f"{split}.bin")
+        (folder / self.tokenizer_file.name).write_bytes(self.tokenizer_file.read_bytes())
 
     def offsets(self, split: str, column: str) -> np.ndarray:
         """Return where each row begins, int64, (rows + 1,), memory-mapped."""
@@ -233,13 +259,126 @@ def _folder(config: DataConfig, source: Source) -> Path:
 
 
 def _given_tokenizer(config: DataConfig) -> str | None:
-    """The digest of the tokenizer of another run, if one is used."""
+    """The digest of the tokenizer of another run; that of the corpus has that of a ready one."""
     if config.init_from is None:
         return None
     return tokenizer.sha256(find_parent(config.init_from).tokenizer.read_bytes())
 
 
+_HEADER = 256  # numbers of 32 bits, of which three are used: magic, version, number of ids
+_FORMATS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}  # magic: version, type of an id
+_PART = 1 << 24
+
+
+def open_ids(path: Path) -> np.ndarray:
+    """Return the ids in a file, memory-mapped.
+
+    Raises:
+        UserError: if the file is empty, truncated, or of another version.
+    """
+    size, begin, kind = path.stat().st_size, 0, "<u2"
+    head = np.fromfile(path, "<i4", 3).tolist()
+    if len(head) == 3 and head[0] in _FORMATS:
+        begin, (version, kind) = 4 * _HEADER, _FORMATS[head[0]]
+        asked = begin + head[2] * np.dtype(kind).itemsize
+        if (head[1], size) != (version, asked):
+            raise UserError(
+                f"{path}: {size:,} bytes and version {head[1]}, but its header tells {head[2]:,} "
+                f"ids, which need {asked:,} bytes and version {version}: truncated or damaged"
+            )
+    if size <= begin or (size - begin) % np.dtype(kind).itemsize:
+        raise UserError(f"{path}: {size:,} bytes are not a number of ids of 16 bits")
+    return np.memmap(path, kind, "r", begin)
+
+
+def parts(ids: np.ndarray) -> Iterator[np.ndarray]:
+    """Return ids in parts that fit into memory."""
+    return (ids[begin : begin + _PART] for begin in range(0, len(ids), _PART))
+
+
+def shifted(path: Path, size: int, shift: int, kind: str) -> Iterator[np.ndarray]:
+    """Return the ids in a file in parts, each id increased by `shift`.
+
+    Args:
+        path: The file.
+        size: The number of ids of the model, special ones included.
+        shift: 0 if the ids are of a tokenizer of this package, whose padding is no token.
+        kind: The type of an id.
+
+    Raises:
+        UserError: naming the first id that is not one of the tokenizer's.
+    """
+    least, place = int(shift == 0), 0
+    for part in parts(open_ids(path)):
+        if (beyond := (part < least) | (part >= size - shift)).any():
+            first = int(beyond.argmax())
+            raise UserError(
+                f"{path}: token {place + first:,} is {part[first]}, but ids are from {least} to "
+                f"{size - shift - 1:,}; give another data.vocab_size or data.tokenizer_file"
+            )
+        yield (part.astype(np.int64) + shift).astype(kind)
+        place += len(part)
+
+
+def _model(folder: Path, config: DataConfig, trained: Callable[[], bytes]) -> tokenizer.Tokenizer:
+    """Write the file of the tokenizer: that of another run, a ready one, or `trained`."""
+    if config.init_from is not None:
+        model = find_parent(config.init_from).tokenizer.read_bytes()
+    elif config.tokenizer_file is not None:
+        ready = sources.given_tokenizer(config)
+        tokenizer.load_tokenizer(ready)  # names a file that it cannot read
+        model = ready.read_bytes()
+    else:
+        model = trained()
+    (folder / "tokenizer.model").write_bytes(model)
+    return tokenizer.load_tokenizer(folder / "tokenizer.model")
+
+
+def _write_ids(folder: Path, config: DataConfig, source: Source) -> None:
+    """Copy files of ids, in which the special ids come first."""
+    paths = {split: list(columns.values()) for split, columns in source.columns.items()}
+
+    def every_id() -> bytes:
+        found = (part for of in paths.values() for path in of for part in parts(open_ids(path)))
+        return tokenizer.numbers_file(
+            config.vocab_size or 1 + max(int(part.max()) for part in found)
+        )
+
+    known = _model(folder, config, every_id)
+    kind = "<u2" if known.vocab_size <= 1 << 16 else "<i4"
+    flat, counts = {}, {}
+    for split, of in paths.items():
+        tokens = sum(len(open_ids(path)) for path in of)
+        name = folder / f"{split}.text.ids.npy"
+        with name.open("wb") as file:
+            about = {"descr": kind, "fortran_order": False, "shape": (tokens,)}
+            np.lib.format.write_array_header_1_0(file, about)
+            for path in of:
+                for part in shifted(path, known.vocab_size, known.shift, kind):
+                    file.write(part.data)
+        flat[split] = {"text": (np.load(name, mmap_mode="r"), np.array([0, tokens]))}
+        _save(folder / f"{split}.text.offsets.npy", flat[split]["text"][1])
+        is_spelled = split != "train" and config.tokenizer == "file"
+        counts[split] = tokenizer.spelled(known, flat[split]["text"][0]) if is_spelled else {}
+    names = (f"{s} = {' + '.join(path.name for path in of)}" for s, of in paths.items())
+    overlap: dict[str, dict[str, Share]] = {split: {} for split in flat if split != "train"}
+    meta = {
+        "protocol": f"files of ids: {', '.join(names)}",
+        "unit": "texts",
+        "tokenized": False,
+        "read": dict.fromkeys(flat, 1),
+        "dropped": {split: {} for split in flat},
+        "text": counts,
+        "documents": {},
+        "padding_share": {},
+    }
+    _describe(folder, config, known, flat, overlap, meta)
+
+
 def _write(folder: Path, config: DataConfig, source: Source) -> None:
+    if CORPORA[config.name].holds_ids:
+        _write_ids(folder, config, source)
+        return
     kind, corpus = config.rows, sources.read(source, config)
     read = {split: len(rows) for split, rows in corpus.splits.items()}
     splits = {
@@ -257,14 +396,10 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
             if name not in kind.beside:
                 yield from column
 
-    if config.init_from is None:
-        model = tokenizer.train(training_lines, config.tokenizer, config.vocab_size)
-    else:
-        model = find_parent(config.init_from).tokenizer.read_bytes()
-    path = folder / "tokenizer.model"
-    path.write_bytes(model)
-    trained = tokenizer.load_tokenizer(path)
+    def train() -> bytes:
+        return tokenizer.train(training_lines, config.tokenizer, config.vocab_size)
 
+    trained = _model(folder, config, train)
     encoded = {
         split: {
             column: trained.encode_lines(lines)
@@ -281,29 +416,74 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         for split, columns in encoded.items()
     }
     del encoded
-    if "text" in flat["train"]:
-        for split in overlap:
-            window = 32 if config.tokenizer in ("bpe", "word") else 128
-            ids, of_train = (flat[name]["text"][0] for name in (split, "train"))
-            shared = tokenizer.windows_in_train(ids, of_train, window)
-            overlap[split][f"windows of {window} tokens"] = shared
-    content = hashlib.sha256(model)
     for split, columns in flat.items():
         for column, (ids, offsets) in columns.items():
             _save(folder / f"{split}.{column}.ids.npy", ids)
             _save(folder / f"{split}.{column}.offsets.npy", offsets)
-            content.update(ids.tobytes())
-            content.update(offsets.tobytes())
+    labels = []
     for split, columns in splits.items():
         numbers = kind.labels(columns, trained.offsets)
         if numbers is None:
             continue
-        array = np.array(numbers, dtype=np.float64)
-        _save(folder / f"{split}.labels.npy", array)
-        content.update(array.tobytes())
+        labels.append(np.array(numbers, dtype=np.float64))
+        _save(folder / f"{split}.labels.npy", labels[-1])
     for split, begins in corpus.documents.items():
         _save(folder / f"{split}.documents.npy", flat[split]["text"][1][begins])
     _write_text(folder, splits, corpus, config)
+    meta = {
+        "protocol": corpus.protocol + kind.left_out(dropped),
+        "tokenized": corpus.tokenized,
+        "read": read,
+        "dropped": dropped,
+        "text": {
+            split: _counts(kind, columns, config, trained) for split, columns in splits.items()
+        },
+        "documents": {split: len(begins) for split, begins in corpus.documents.items()},
+        "padding_share": {
+            str(budget): _padding_share(
+                np.diff(flat["train"]["source"][1]), np.diff(flat["train"]["target"][1]), budget
+            )
+            for budget in kind.budgets
+        },
+    }
+    _describe(folder, config, trained, flat, overlap, meta, labels)
+
+
+def _counts(
+    kind: RowKind, columns: Columns, config: DataConfig, trained: tokenizer.Tokenizer
+) -> dict[str, int]:
+    """Count the bytes and words of a text, unless a ready tokenizer does not keep it whole."""
+    if config.tokenizer_file is None:
+        every_space = config.tokenizer in ("char", "byte")
+    else:
+        lines = columns.get("text", [])
+        every_space = all(trained.decode(trained.encode(line)) == line for line in lines)
+        if not every_space:
+            return {}
+    return dict(kind.counts(columns, every_space=every_space))
+
+
+def _describe(
+    folder: Path,
+    config: DataConfig,
+    trained: tokenizer.Tokenizer,
+    flat: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]],
+    overlap: dict[str, dict[str, Share]],
+    found: dict[str, Any],
+    labels: Sequence[np.ndarray] = (),
+) -> None:
+    """Write `meta.json`: what is `found` about a corpus, and what follows from its tokens."""
+    kind = config.rows
+    if "text" in flat["train"]:
+        for split in overlap:
+            window = 128 if config.tokenizer in ("char", "byte") else 32
+            ids, of_train = (flat[name]["text"][0] for name in (split, "train"))
+            shared = tokenizer.windows_in_train(ids, of_train, window)
+            overlap[split][f"windows of {window} tokens"] = shared
+    model = (folder / "tokenizer.model").read_bytes()
+    content = hashlib.sha256(model)
+    for array in (*(a for of in flat.values() for pair in of.values() for a in pair), *labels):
+        content.update(array.data)
     count = sum(int(np.sum(ids == tokenizer.UNK)) for ids, _ in flat["train"].values())
     unknown = f"; {count:,} tokens of train are unknown" if count else ""
     meta = {
@@ -311,23 +491,16 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         "name": config.name,
         "task": config.task,
         "next_sentence": config.next_sentence,
-        "protocol": corpus.protocol + kind.left_out(dropped) + said_of_overlap(overlap) + unknown,
-        "tokenized": corpus.tokenized,
+        **found,
+        "protocol": found["protocol"] + said_of_overlap(overlap) + unknown,
         "languages": kind.languages(config.source_language, config.target_language),
         "tokenizer": config.tokenizer,
         "vocab_size": trained.vocab_size,
         "tokenizer_sha256": tokenizer.sha256(model),
         "checksum": content.hexdigest()[:16],
-        "read": read,
-        "dropped": dropped,
         "also_in_train": overlap,
         "sizes": {split: len(columns[kind.predicted][1]) - 1 for split, columns in flat.items()},
         "tokens": {s: {c: len(ids) for c, (ids, _) in of.items()} for s, of in flat.items()},
-        "text": {
-            split: dict(kind.counts(columns, every_space=config.tokenizer in ("char", "byte")))
-            for split, columns in splits.items()
-        },
-        "documents": {split: len(begins) for split, begins in corpus.documents.items()},
         "unknown_rate": {
             s: {c: float(np.mean(ids == tokenizer.UNK)) for c, (ids, _) in of.items()}
             for s, of in flat.items()
@@ -336,12 +509,6 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
             split: tokenizer.unigram_entropy(columns[kind.predicted][0])
             for split, columns in flat.items()
             if split != "train"
-        },
-        "padding_share": {
-            str(budget): _padding_share(
-                np.diff(flat["train"]["source"][1]), np.diff(flat["train"]["target"][1]), budget
-            )
-            for budget in kind.budgets
         },
     }
     text = json.dumps(meta, indent=2, ensure_ascii=False) + "\n"
@@ -410,7 +577,7 @@ def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
         why = ", ".join(f"{n:,} {reason.replace('_', ' ')}" for reason, n in drops.items())
         tokens = ", ".join(f"{n:,} {c}" for c, n in meta["tokens"][split].items())
         unknown = ", ".join(f"{r:.3%} {c}" for c, r in meta["unknown_rate"][split].items())
-        read = f"{size:,} of {meta['read'][split]:,} {kind.unit}"
+        read = f"{size:,} of {meta['read'][split]:,} {meta.get('unit', kind.unit)}"
         rows.append((split, f"{read}; dropped: {why or 'none by rule'}"))
         rows.append(("", f"tokens with end of sentence: {tokens}; unknown: {unknown}"))
     shares = (

@@ -49,6 +49,7 @@ from lightning_app.data.config import (
     Splits,
     split_sizes,
 )
+from lightning_app.data.tokens import TokenFiles
 from lightning_app.scores.task_facts import TASKS
 
 LIST = "digests.sha256"
@@ -364,6 +365,8 @@ def locate(config: DataConfig) -> Source:
     root = _root(config)
     if not root.is_dir():
         raise UserError(f"data.root: {root.absolute()} is not a folder")
+    if isinstance(reader, TokenFiles):
+        return reader.find(config, root)
     columns: dict[str, dict[str, Path]] = {}
     references = {}
     for split, stem in config.splits.items():
@@ -413,24 +416,41 @@ def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
     """
     reader = CORPORA[config.name]()
     if isinstance(reader, GeneratedCorpus):
-        return reader.digest(config)
-    if not fetch and not _is_here(config):
+        digest = reader.digest(config)
+    elif not fetch and not _is_here(config):
         return None
-    digests = locate(config).digests()
-    digests.pop("notes", None)
-    return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+    else:
+        digests = locate(config).digests()
+        digests.pop("notes", None)
+        digest = hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+    if config.tokenizer_file is None:
+        return digest
+    return hashlib.sha256(given_tokenizer(config).read_bytes() + digest.encode()).hexdigest()
+
+
+def given_tokenizer(config: DataConfig) -> Path:
+    """Return the file of a ready tokenizer.
+
+    Raises:
+        UserError: if there is none.
+    """
+    path = Path(config.tokenizer_file or "").expanduser()
+    if not path.is_file():
+        raise UserError(f"data.tokenizer_file: {path.absolute()} is not a file")
+    return path
 
 
 def corpus_stamp(config: DataConfig, fetch: bool = True) -> tuple[Any, ...] | None:
     """Return path, size and time of each file of a corpus. If they change, it is read again.
 
-    Empty for the built-in corpus, and None if the corpus must be downloaded and `fetch` is false.
+    Also those of `data.tokenizer_file`. The built-in corpus has none; None if the corpus must be
+    downloaded and `fetch` is false.
     """
-    if isinstance(CORPORA[config.name](), GeneratedCorpus):
-        return ()
-    if not fetch and not _is_here(config):
-        return None
-    files = locate(config).files().values()
+    files = [] if config.tokenizer_file is None else [given_tokenizer(config)]
+    if not isinstance(CORPORA[config.name](), GeneratedCorpus):
+        if not fetch and not _is_here(config):
+            return None
+        files += locate(config).files().values()
     return tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
 
 
@@ -463,7 +483,10 @@ def _named_root(config: DataConfig) -> Path | None:
 
 
 def _has_test(root: Path, config: DataConfig) -> bool:
-    names = CORPORA[config.name]().file_names(config, config.splits.test).values()
+    reader = CORPORA[config.name]()
+    if isinstance(reader, TokenFiles):
+        return "test" in reader.find(config, root).columns
+    names = reader.file_names(config, config.splits.test).values()
     return any(_exists(root, name) for of in names for name in of)
 
 

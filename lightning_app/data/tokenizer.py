@@ -1,13 +1,14 @@
-"""Text to ids and back: pieces of SentencePiece, or bytes. The special ids live here."""
+"""Text to ids and back, by a tokenizer trained here or a ready one. The special ids live here."""
 
 import hashlib
 import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -29,10 +30,17 @@ _LONGEST_WORD = 65_535  # bytes; SentencePiece fails slightly above this
 THREADS = 1  # the model's bytes depend on it, so it is pinned
 _EVERY_SPACE: dict[str, Any] = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
 _BYTES = b"bytes of UTF-8\n"  # the file of a tokenizer that has no model
+_IDS = b"ids below "  # the file of a corpus of ids, before their number
 
 
 class Tokenizer(ABC):
-    """Turns lines of text into ids and back. `load_tokenizer` reads one from a file."""
+    """Turns lines of text into ids and back. `load_tokenizer` reads one from a file.
+
+    Attributes:
+        shift: What is added to the ids of a ready tokenizer, since the special ones come first.
+    """
+
+    shift: ClassVar[int] = 0
 
     @property
     @abstractmethod
@@ -43,13 +51,13 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         """Return the ids of one line, without BOS and EOS."""
 
-    @abstractmethod
     def encode_lines(self, lines: list[str]) -> list[list[int]]:
         """Return the ids of each line, each ended by EOS."""
+        return [[*self.encode(line), EOS] for line in lines]
 
-    @abstractmethod
     def word_starts(self) -> list[bool]:
-        """Return for each id whether it begins a word; a special id does."""
+        """Return for each id whether it begins a word; all do where ids are no pieces of words."""
+        return [True] * self.vocab_size
 
     @abstractmethod
     def offsets(self, text: str) -> "PieceOffsets":
@@ -134,14 +142,6 @@ class Bytes(Tokenizer):
         """Return the ids of one line, without BOS and EOS."""
         return [SPECIALS + byte for byte in text.encode()]
 
-    def encode_lines(self, lines: list[str]) -> list[list[int]]:
-        """Return the ids of each line, each ended by EOS."""
-        return [[*self.encode(line), EOS] for line in lines]
-
-    def word_starts(self) -> list[bool]:
-        """Return true for each id: bytes are never grouped into words."""
-        return [True] * self.vocab_size
-
     def offsets(self, text: str) -> "PieceOffsets":
         """Return the ids of `encode`; each byte covers the character it belongs to."""
         from lightning_app.scores.offsets import PieceOffsets
@@ -157,9 +157,119 @@ class Bytes(Tokenizer):
         return bytes(int(i) - SPECIALS for i in ids if i >= SPECIALS).decode(errors="replace")
 
 
+class Ready(Tokenizer):
+    """A tokenizer made elsewhere, whose id i is i + 5 here: the special ids come first.
+
+    Nothing of its own marks or ends a text, and its unknown piece is a piece like others.
+
+    Args:
+        size: The number of its ids.
+        encode: Returns its ids of a text, as (ids, begins, ends) in characters.
+        decode: Returns the text of its ids.
+    """
+
+    shift = SPECIALS
+
+    def __init__(
+        self,
+        size: int,
+        encode: Callable[[str], tuple[Sequence[int], Sequence[int], Sequence[int]]],
+        decode: Callable[[list[int]], str],
+    ) -> None:
+        self._size, self._encode, self._decode = size, encode, decode
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, the five special ones included."""
+        return SPECIALS + self._size
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one line, without BOS and EOS."""
+        return [SPECIALS + id_ for id_ in self._encode(text)[0]]
+
+    def offsets(self, text: str) -> "PieceOffsets":
+        """Return the ids of `encode` with the characters that each of them covers."""
+        from lightning_app.scores.offsets import PieceOffsets
+
+        ids, begins, ends = (np.array(each, dtype=np.int64) for each in self._encode(text))
+        return PieceOffsets(text, SPECIALS + ids, begins, ends)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids` without the special ones."""
+        return self._decode([int(i) - SPECIALS for i in ids if i >= SPECIALS])
+
+
+def numbers(size: int) -> Ready:
+    """Return the tokenizer of a corpus of ids: a text names ids below `size` in decimals."""
+
+    def encode(text: str) -> tuple[list[int], list[int], list[int]]:
+        for word in text.split():
+            if not (word.isdecimal() and int(word) < size):
+                raise UserError(
+                    f"'{word}' is not an id: the corpus has no tokenizer, so a text is numbers "
+                    f"below {size:,} with spaces between them"
+                )
+        return [int(word) for word in text.split()], [], []
+
+    return Ready(size, encode, lambda ids: " ".join(map(str, ids)))
+
+
+def numbers_file(size: int) -> bytes:
+    """Return the file of `numbers`."""
+    return _IDS + b"%d\n" % size
+
+
+def _of_json(path: Path) -> Ready:
+    try:
+        from tokenizers import Tokenizer as Json
+    except ImportError as error:
+        raise UserError(f"{path}: needs a package: pip install tokenizers") from error
+    model: Any = Json.from_file(str(path))
+    model.no_truncation()
+    model.no_padding()
+
+    def encode(text: str) -> tuple[list[int], list[int], list[int]]:
+        found = model.encode(text, add_special_tokens=False)
+        return found.ids, [begin for begin, _ in found.offsets], [end for _, end in found.offsets]
+
+    decode = partial(model.decode, skip_special_tokens=False)
+    return Ready(1 + max(model.get_vocab().values()), encode, decode)
+
+
+def _of_pieces(path: Path) -> Tokenizer:
+    import sentencepiece
+
+    model: Any = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    special = (model.pad_id(), model.unk_id(), model.bos_id(), model.eos_id())
+    if special == (PAD, UNK, BOS, EOS) and model.id_to_piece(MASK) == MASK_PIECE:
+        return Pieces(path)
+
+    def encode(text: str) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        found = model.encode(text, return_type="offset_mapping")
+        begins, ends = np.array(found["offsets"], dtype=np.int64).reshape(-1, 2).T.tolist()
+        return found["ids"], begins, ends
+
+    return Ready(model.get_piece_size(), encode, model.decode)
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer in a file written by `train`."""
-    return Bytes() if path.read_bytes() == _BYTES else Pieces(path)
+    """Return the tokenizer in a file: of this package, a SentencePiece model or tokenizer.json.
+
+    Raises:
+        UserError: if the file is none of these.
+    """
+    data = path.read_bytes()
+    if data == _BYTES:
+        return Bytes()
+    if data.startswith(_IDS):
+        return numbers(int(data.removeprefix(_IDS)))
+    try:
+        return _of_json(path) if data[:1] == b"{" else _of_pieces(path)
+    except UserError:
+        raise
+    except Exception as error:  # what both libraries raise for a damaged file
+        kinds = "a SentencePiece model or a tokenizer.json"
+        raise UserError(f"{path}: is not {kinds} ({error})") from error
 
 
 def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: int | None) -> bytes:
@@ -311,6 +421,19 @@ def _count_pieces(model: bytes) -> int:
 def sha256(data: bytes) -> str:
     """Return the SHA-256 of `data` as 64 hex digits."""
     return hashlib.sha256(data).hexdigest()
+
+
+def spelled(tokenizer: Tokenizer, ids: np.ndarray) -> dict[str, int]:
+    """Count the bytes and the words of the text of `ids`, with each EOS as one of both.
+
+    Empty if the ids are not those of a text.
+    """
+    lines = np.split(ids, np.flatnonzero(ids == EOS) + 1)
+    text = "\n".join(tokenizer.decode(line.tolist()) for line in lines)
+    if "\ufffd" in text:
+        return {}
+    words = sum(1 for _ in re.finditer(r"\S+", text))
+    return {"bytes": len(text.encode()), "words": words + text.count("\n")}
 
 
 def unigram_entropy(ids: np.ndarray) -> float:

@@ -432,8 +432,8 @@ def damaged_files(grid: GridResults) -> list[str]:
 
 
 UNSAID = (  # folders of a machine, and settings that change no result
-    *("data.root", "data.cache", "data.num_workers", "trainer.default_root_dir"),
-    *("trainer.logger", "trainer.log_every_n_steps"),
+    *("data.root", "data.tokenizer_file", "data.cache", "data.num_workers"),
+    *("trainer.default_root_dir", "trainer.logger", "trainer.log_every_n_steps"),
     *("trainer.enable_checkpointing", "trainer.enable_progress_bar"),
 )
 

@@ -52,6 +52,10 @@ class CausalBatch(NamedTuple):
     documents: Tensor | None = None
 
 
+_LARGE = 1 << 26
+"""The bytes of ids from which each batch maps their file anew: a mapping keeps what was read."""
+
+
 def blank_batch(predicted: int, documents: Tensor | None = None) -> CausalBatch:
     """Return the share of a rank without windows, for a batch that predicts `predicted` tokens."""
     return CausalBatch(
@@ -115,7 +119,7 @@ class CausalRows:
         masked: bool = False,
         anywhere: bool = False,
     ) -> None:
-        self.ids = corpus.ids(split, "text")
+        self.ids, self._open = corpus.ids(split, "text"), partial(corpus.ids, split, "text")
         self._anywhere = anywhere and seed is not None
         self._last_drawn = -1, np.zeros(0, np.int64)  # epoch, first token of each window
         self.documents = corpus.documents(split) if masked else None
@@ -176,6 +180,8 @@ class CausalRows:
 
     def __getitem__(self, item: Item) -> CausalBatch:
         epoch, rows = item
+        if self.ids.nbytes > _LARGE:
+            self.ids = self._open()
         predicted = sum(end - begin for begin, end in map(self._predicted, rows))
         mine = share(rows, self._rank, self._world_size)
         if len(mine) == 0:
@@ -436,11 +442,12 @@ class CausalLanguageModelling(Task):
         evaluated = {split: of for split, of in rows.items() if split != "train"}
         said = f"; read in {train.reading()}, {train.remainder} tokens left out"
         for split, of in evaluated.items():
-            said += (
-                f"; {split}: each of {len(of.ids):,} tokens is predicted once, in {of.reading()}; "
-                f"{of.counts['bytes']:,} bytes and {of.counts['words']:,} words, the end of a line "
-                "counted as one of each"
-            )
+            sizes = "of unknown bytes, so bits per byte are undefined"
+            if of.counts:
+                sizes = f"{of.counts['bytes']:,} bytes and {of.counts['words']:,} words, the end "
+                sizes += "of a line counted as one of each"
+            said += f"; {split}: each of {len(of.ids):,} tokens is predicted once, in "
+            said += f"{of.reading()}; {sizes}"
             if unknown := _unknown(of.ids):
                 said += f"; {unknown:,} tokens are unknown, so bits per byte are undefined"
         return said
@@ -499,9 +506,9 @@ class CausalLanguageModelling(Task):
         corpus = datamodule.corpus
         split = "valid" if stage == "val" else stage
         ids = corpus.ids(split, "text")
-        if found.tokens != len(ids) or _unknown(ids):
-            return {}
         counts = corpus.meta["text"][split]
+        if found.tokens != len(ids) or _unknown(ids) or not counts:
+            return {}
         return {
             f"{stage}/bits_per_byte": found.nll / (math.log(2) * counts["bytes"]),
             f"{stage}/word_perplexity": _exp(found.nll / counts["words"]),
