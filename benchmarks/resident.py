@@ -2,8 +2,8 @@
 
     python benchmarks/resident.py FIGURE.png [--tokens 500000000] [--steps 600]
 
-Writes ids below 1,000, ten million random ones again and again, in the format of nanoGPT, trains a small model on
-windows at random places, and draws the resident memory of its process against time.
+Writes ids below 1,000, ten million random ones again and again, in the format of nanoGPT, trains a
+small model on windows at random places, and draws the resident memory of its process over time.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def train(folder: Path, tokens: int, steps: int) -> list[tuple[float, float]]:
     CONFIG["model"]["architecture"]["num_heads"] = 2
     CONFIG["data"] = {"name": "tokens", "root": str(folder), "cache": str(folder / "cache")}
     CONFIG["data"] |= {"tokenizer": "ids", "vocab_size": 1000, "order": "random"}
-    CONFIG["data"] |= {"window": 16, "tokens_per_batch": 1024}
+    CONFIG["data"] |= {"window": 64, "tokens_per_batch": 4096}
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     call = ["fit", "--config", "config.yaml", "--trainer.default_root_dir", "run"]
     run = subprocess.Popen([sys.executable, "-m", "lightning_app", *call], cwd=folder)

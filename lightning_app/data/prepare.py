@@ -484,15 +484,23 @@ def _describe(
     content = hashlib.sha256(model)
     for array in (*(a for of in flat.values() for pair in of.values() for a in pair), *labels):
         content.update(array.data)
-    count = sum(int(np.sum(ids == tokenizer.UNK)) for ids, _ in flat["train"].values())
-    unknown = f"; {count:,} tokens of train are unknown" if count else ""
+    unknown = {
+        s: {
+            c: sum(np.count_nonzero(p == tokenizer.UNK) for p in parts(ids))
+            for c, (ids, _) in of.items()
+        }
+        for s, of in flat.items()
+    }
+    count = sum(unknown["train"].values())
     meta = {
         "schema": 1,
         "name": config.name,
         "task": config.task,
         "next_sentence": config.next_sentence,
         **found,
-        "protocol": found["protocol"] + said_of_overlap(overlap) + unknown,
+        "protocol": found["protocol"]
+        + said_of_overlap(overlap)
+        + (f"; {count:,} tokens of train are unknown" if count else ""),
         "languages": kind.languages(config.source_language, config.target_language),
         "tokenizer": config.tokenizer,
         "vocab_size": trained.vocab_size,
@@ -502,8 +510,7 @@ def _describe(
         "sizes": {split: len(columns[kind.predicted][1]) - 1 for split, columns in flat.items()},
         "tokens": {s: {c: len(ids) for c, (ids, _) in of.items()} for s, of in flat.items()},
         "unknown_rate": {
-            s: {c: float(np.mean(ids == tokenizer.UNK)) for c, (ids, _) in of.items()}
-            for s, of in flat.items()
+            s: {c: unknown[s][c] / len(ids) for c, (ids, _) in of.items()} for s, of in flat.items()
         },
         "unigram_entropy": {
             split: tokenizer.unigram_entropy(columns[kind.predicted][0])

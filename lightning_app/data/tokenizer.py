@@ -25,7 +25,7 @@ MASK_PIECE = "<mask>"
 _SPECIAL_PIECES = ("<pad>", "<unk>", "<s>", "</s>", MASK_PIECE)  # in text they become UNK
 _SPACE = "▁"  # how SentencePiece writes a space
 _LONGEST = 1 << 24  # bytes of a line; SentencePiece leaves longer ones out of its training
-_PLACES, _PRIME = 1 << 22, 0x9E3779B97F4A7C15  # for `windows_in_train`
+_PLACES, _PRIME = 1 << 22, 0x9E3779B97F4A7C15  # ids in memory at once, and for hashes
 _LONGEST_WORD = 65_535  # bytes; SentencePiece fails slightly above this
 THREADS = 1  # the model's bytes depend on it, so it is pinned
 _EVERY_SPACE: dict[str, Any] = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
@@ -441,7 +441,13 @@ def unigram_entropy(ids: np.ndarray) -> float:
 
     It is the loss of the best model without context, so a run that ends near it has stalled.
     """
-    counts = np.unique(ids, return_counts=True)[1]
+    if len(ids) > _PLACES:  # sorting them would take eight bytes an id
+        counts = np.zeros(int(ids.max()) + 1, dtype=np.int64)
+        for begin in range(0, len(ids), _PLACES):
+            counts += np.bincount(ids[begin : begin + _PLACES], minlength=len(counts))
+        counts = counts[counts > 0]
+    else:
+        counts = np.unique(ids, return_counts=True)[1]
     p = counts / counts.sum()
     return float(-(p * np.log(p)).sum())
 

@@ -11,10 +11,11 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lightning_app.core.errors import UserError
+from lightning_app.data import tokenizer
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import prepare, shifted
 from lightning_app.data.sources import known_digest
-from lightning_app.data.tokenizer import load_tokenizer
+from lightning_app.data.tokenizer import load_tokenizer, unigram_entropy
 from lightning_app.tasks import causal_lm
 from lightning_app.tasks.causal_lm import CausalRows
 from lightning_app.training.datamodule import TextDataModule
@@ -193,3 +194,9 @@ def test_padding_is_no_token_of_a_text(tmp_path):
     (tmp_path / "train.bin").write_bytes(PLAIN)
     with pytest.raises(UserError, match="is 0, but ids are from 1"):
         list(shifted(tmp_path / "train.bin", 400, 0, "<u2"))
+
+
+def test_an_entropy_in_parts_is_that_of_the_whole(monkeypatch):
+    whole = unigram_entropy(IDS)
+    monkeypatch.setattr(tokenizer, "_PLACES", 7)
+    assert unigram_entropy(IDS) == whole
