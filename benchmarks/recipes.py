@@ -1,6 +1,7 @@
 """Train public recipes beside the code of their authors, on the same batches from the same values.
 
     git clone https://github.com/karpathy/nanoGPT PUBLIC/nanoGPT
+    git clone https://github.com/EleutherAI/nanoGPT-mup PUBLIC/nanoGPT-mup
     pip install transformers
     python -m benchmarks.recipes PUBLIC
     python -m benchmarks.recipes PUBLIC --whole
@@ -76,7 +77,7 @@ class Beside(pl.Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(trainer.global_step - 1)
+            group["lr"] = self.rate(trainer.global_step - 1) * group.get("lr_scale", 1.0)
         loss = self.loss(batch)
         loss.backward()
         nn.utils.clip_grad_norm_(self.theirs.parameters(), trainer.gradient_clip_val)
@@ -94,12 +95,20 @@ class Beside(pl.Callback):
 
 
 class NanoGPT(Beside):
-    """`model.py`, `configure_optimizers` and `get_lr` of karpathy/nanoGPT, commit 3adf61e."""
+    """`model.py`, `configure_optimizers` and `get_lr` of karpathy/nanoGPT, commit 3adf61e.
+
+    With the parametrization mup, the model and the optimizer of EleutherAI/nanoGPT-mup, b2a5e60.
+    """
 
     def start(self, module: Any, steps: int) -> tuple[nn.Module, dict[str, str]]:
         sizes, adamw, schedule = module.architecture, module.optimizer, module.schedule
-        space = published(self.folder / "model.py", {})
+        place, more = self.folder, {}
+        if sizes.base_width is not None:
+            place = self.folder.with_name("nanoGPT-mup")
+            more = {"mup_enabled": True, "mup_width_multiplier": sizes.width_factor}
+        space = published(place / "model.py", {})
         config = space["GPTConfig"](
+            **more,
             block_size=sizes.max_positions,
             vocab_size=module.vocab_size,
             n_layer=sizes.decoder_depth,
@@ -196,8 +205,12 @@ class Bert(Beside):
 SMALL = {"encoder_depth": 2, "model_dim": 32, "ff_dim": 64, "num_heads": 4, "max_positions": 32}
 SMALL |= {"dropout": 0.0, "attention_dropout": 0.0}
 CORPUS = {"name": "synthetic", "tokenizer": "word", "vocab_size": None, "window": 32}
+MUP = {"schedule.reference_steps": 6, "architecture.initial": "normal"}
+MUP |= {"architecture.parametrization": "mup", "architecture.base_width": 32}
+MUP |= {"optimizer.eps": 4e-8}  # divided by 4; that commit leaves 1e-8 as it is, 3904404 divides
 RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
     "nanogpt_shakespeare": ("NanoGPT", {"schedule.warmup_steps": 6, "schedule.reference_steps": 6}),
+    "nanogpt_shakespeare mup": ("NanoGPT", {"schedule.warmup_steps": 6, **MUP}),
     "hf_mlm": ("Bert", {f"architecture.{name}": value for name, value in SMALL.items()}),
 }
 
@@ -224,7 +237,7 @@ def compare(recipe: str, folder: Path) -> float:
     with TemporaryDirectory() as place:
         trainer["default_root_dir"] = place
         over |= {f"trainer.{field}": value for field, value in trainer.items()}
-        fit(f"ablations/base/{recipe}.yaml", over)
+        fit(f"ablations/base/{recipe.split()[0]}.yaml", over)
     differences = getattr(import_module("benchmarks.recipes"), name).differences
     assert len(differences) == STEPS, f"{recipe}: {len(differences)} steps were compared"
     return max(differences)

@@ -24,8 +24,9 @@ from lightning_app.core.errors import UserError
 from lightning_app.core.files import output_folder, write_whole
 from lightning_app.grids.display import plain_console
 from lightning_app.models.initialization import needs_profiling, profile
-from lightning_app.models.optim import parameter_groups
+from lightning_app.models.optim import build_optimizer, parameter_groups
 from lightning_app.models.optimizers import OPTIMIZERS, Library, Rule
+from lightning_app.probes.coordinates import Sizes, coordinates, slopes, write_figure
 from lightning_app.probes.figures import undrawn_curves, write_probe_figures
 from lightning_app.probes.hooks import HEADER, MODEL, Probed, Row, cells
 from lightning_app.probes.probe import preconditioned_sharpness, probe
@@ -51,6 +52,7 @@ COLUMNS = {
     "one position": "w2_position_gradient",
 }
 """The columns of the table on the terminal, for each layer."""
+STEPS = 10  # of a coordinate check
 LEGEND = (
     "norm: squared, by dimension, before the layer's last norm; cosine: of two tokens; rank: "
     "effective; entropy: nats; JSD: bits, to the layer below, heads matched; gradients: expected "
@@ -116,6 +118,50 @@ def probe_models(
     for line in undrawn_curves(probed):
         console.print(line, markup=False, soft_wrap=True)
     return 0
+
+
+def check_coordinates(
+    configs: Sequence[Path],
+    trees: Sequence[dict[str, Any]],
+    widths: Sequence[int],
+    out: Path | None,
+) -> int:
+    """Train a model of each width for ten steps at the config's rate; print slopes, draw them.
+
+    The feed-forward widens in proportion; heads keep their number. Raises `UserError`.
+    """
+    names, console = variant_names(configs, trees), plain_console()
+    folder = out or EXPERIMENTS / "probe" / f"{probe_name(names, trees)}-coordinates"
+    with output_folder(folder):
+        for name, tree in zip(names, trees, strict=True):
+            sizes = {width: _of_width(tree, width) for width in widths}
+            table = Table("layer", *map(str, widths), "slope", "slope of change", title=name)
+            for layer, (size, change) in slopes(sizes).items():
+                changes = (f"{of[layer][1]:.3g}" for of in sizes.values())
+                table.add_row(layer, *changes, f"{size:.2f}", f"{change:.2f}")
+            console.print(table)
+            path = write_figure(sizes, name, folder / f"{name}.svg")
+            console.print(f"figure: {path}", markup=False)
+    return 0
+
+
+def _of_width(tree: dict[str, Any], width: int) -> Sizes:
+    own = tree["model"]["architecture"]
+    factor = width / own["model_dim"]
+    wide = {**own, "model_dim": width, "ff_dim": round(own["ff_dim"] * factor)}
+    tree = {**tree, "model": {**tree["model"], "architecture": wide}}
+    try:
+        module = build(str(width), tree, None, 1).module
+    except ValueError as error:
+        raise UserError(f"probe: width {width}: {error}") from error
+    data = data_module(tree["data"])
+    data.prepare_data()
+    data.setup("fit")
+    factor = module.architecture.width_factor
+    assert module.model is not None
+    optimizer = build_optimizer(module.optimizer, module.model, fused=False, width_factor=factor)
+    batches = list(islice(data.train_dataloader(), STEPS))
+    return coordinates(module.model, module.objective, optimizer, batches)
 
 
 def variant_names(configs: Sequence[Path], trees: Sequence[dict[str, Any]]) -> list[str]:
@@ -224,12 +270,18 @@ def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[T
     return [moments[p] if p in moments else torch.zeros_like(p) for p in model.parameters()]
 
 
-def _check_scaled(optimizer: dict[str, Any]) -> None:
+def _check_scaled(model: dict[str, Any]) -> None:
     """Refuse a sharpness relative to Adam's second moment for steps that it does not scale."""
+    optimizer, rates = model["optimizer"], model["architecture"].get("parametrization")
     kind, factor = optimizer["kind"], optimizer.get("block_rate", 1.0)
-    if factor != 1.0:
+    if factor != 1.0 or rates == "mup":
+        said = (
+            f"optimizer.block_rate {factor}"
+            if factor != 1.0
+            else "architecture.parametrization mup"
+        )
         raise UserError(
-            f"probe: --sharpness with model.optimizer.block_rate {factor}: its steps have two "
+            f"probe: --sharpness with model.{said}: its steps have several "
             "rates, by one of which the Hessian is divided; leave --sharpness out"
         )
     rule = OPTIMIZERS[kind]
@@ -246,7 +298,7 @@ def look(subject: Subject, tree: dict[str, Any], *, sharpness: bool) -> Probed:
     name, module, batches, step, moments = subject
     assert module.model is not None
     if sharpness:
-        _check_scaled(tree["model"]["optimizer"])
+        _check_scaled(tree["model"])
     rows = probe(module.model, module.objective, batches, step)
     if sharpness:
         eps = float(tree["model"]["optimizer"]["eps"])

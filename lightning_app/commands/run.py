@@ -466,6 +466,8 @@ def add_probe(parser: Parser) -> None:
     parser.add("--batches N", "validation batches (default: 4)")
     text = "also measure the top eigenvalue of the Adam-preconditioned Hessian"
     parser.add("--sharpness", text)
+    text = "instead: sizes of activations and of their change in ten steps, at these widths"
+    parser.add("--coordinates WIDTH", text, type=int, nargs="+")
     parser.add("--out DIR", "output folder (default: one in experiments/probe)")
     parser.set_defaults(call=probe_command)
 
@@ -478,6 +480,7 @@ def probe_command(
     checkpoint: str | None,
     batches: int | None,
     sharpness: bool,
+    coordinates: Sequence[int] | None,
     out: Path | None,
 ) -> int:
     """Probe the models of configs or runs.
@@ -499,6 +502,15 @@ def probe_command(
     from lightning_app.config.config import read_config
 
     trees = [read_config(file, overrides) for file in config]  # before Lightning
+    if coordinates is not None:
+        if len({*coordinates}) < 2 or min(coordinates) < 1 or checkpoint is not None or sharpness:
+            raise UserError(
+                "probe: --coordinates: expected two widths or more, and no --checkpoint, --run or "
+                "--sharpness"
+            )
+        from lightning_app.commands.probe import check_coordinates
+
+        return check_coordinates(config, trees, sorted({*coordinates}), out)
     from lightning_app.commands.probe import probe_models
 
     return probe_models(config, trees, checkpoint, batches, sharpness=sharpness, out=out)

@@ -139,6 +139,16 @@ RUN_RULES = (
         "{0} {1} positions are too few for data.{2} {3}; at least {4}",
     ),
     Refusal(
+        "widths have rules",
+        ("model.architecture.parametrization", "model.optimizer.kind", "model.objective.kind"),
+        lambda _, rules, optimizer, task: (
+            rules == "mup"
+            and (optimizer not in ("adam", "adamw") or task not in ("causal_lm", "translation"))
+        ),
+        "mup has rules for model.optimizer.kind adam and adamw and for model.objective.kind "
+        "causal_lm and translation, not for '{1}' with '{2}'; use standard",
+    ),
+    Refusal(
         "a memory reads streams",
         ("data.order",),
         lambda run, order: run.memory is not None and order != "streams",

@@ -55,7 +55,9 @@ def trained_by(config: dict[str, Any]) -> list[dict[str, Any]]:
     said = model_config(config["model"])
     vocab_size = config["data"]["vocab_size"] or _words(json.dumps(config["data"]))
     model = _model(said.architecture, said.block, said.objective, vocab_size)
-    optimizer = build_optimizer(said.optimizer, model, fused=False)
+    optimizer = build_optimizer(
+        said.optimizer, model, fused=False, width_factor=said.architecture.width_factor
+    )
     return training_of(optimizer, said.schedule, model)
 
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lightning_app.blocks.attention import Attention
 from lightning_app.blocks.block import Sizes
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.feed_forward import ACTIVATIONS, Activation
@@ -21,11 +22,13 @@ from lightning_app.blocks.memory import (
     empty_memory,
     segment_mask,
 )
-from lightning_app.blocks.norm import EPSILON, NORM_KINDS, Norm, PlainRMSNorm
+from lightning_app.blocks.norm import EPSILON, NORM_KINDS, LearnedScalars, Norm, PlainRMSNorm
 from lightning_app.blocks.placed import Places, within_documents
+from lightning_app.blocks.residual import FixedGain
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.blocks.steps import Halting
 from lightning_app.blocks.streams import Stream
+from lightning_app.core.errors import UserError
 from lightning_app.models.auxiliary_heads import AuxiliaryHeads
 from lightning_app.models.encoder_heads import MaskedLanguageModel
 from lightning_app.models.initialization import INITIALS, initial_values, initialize
@@ -190,6 +193,11 @@ class ArchitectureConfig:
     (normal, output matrices smaller by the square root of the number of branches)."""
     initial_std: float = 0.02
     """The standard deviation of rules other than xavier."""
+    parametrization: Literal["standard", "mup"] = "standard"
+    """mup: the rates, initial values and factors of Yang et al. (2203.03466), with which a rate
+    tuned at one width serves others under Adam; see `ArchitectureConfig.width_factor`."""
+    base_width: int | None = None
+    """The width at which the factors of mup are 1; only with it."""
     seeding: Literal["order", "name"] = "order"
     """How initial values are drawn. order: one after the other, so that values after an additional
     or a missing matrix are others; name: from the seed and the name of each part, so that parts of
@@ -224,6 +232,18 @@ class ArchitectureConfig:
                 raise ValueError(f"{name} {getattr(self, name)}: must be a number above 0")
         if self.initial == "xavier" and self.initial_std != 0.02:
             raise ValueError(f"initial_std {self.initial_std} with initial xavier: leave it out")
+        if (self.parametrization == "mup") != (self.base_width is not None):
+            raise ValueError(
+                f"base_width {self.base_width} with parametrization {self.parametrization}: mup "
+                "needs a width, at which its factors are 1; standard takes none"
+            )
+        if self.base_width is not None and self.base_width < 1:
+            raise ValueError(f"base_width {self.base_width}: must be at least 1")
+        if self.base_width and (self.initial == "xavier" or self.embedding_scale != "none"):
+            raise ValueError(
+                f"parametrization mup with initial {self.initial} and embedding_scale "
+                f"{self.embedding_scale}: it has rules for initial normal or gpt2, and none"
+            )
         self.order().check()
         if self.embedding_norm != "none" and self.kind != "encoder":
             raise ValueError(
@@ -244,10 +264,44 @@ class ArchitectureConfig:
             attention_dropout=self.attention_dropout,
         )
 
+    @property
+    def width_factor(self) -> float:
+        """m = model_dim / base_width of muP, 1 without it.
+
+        ===============================  ==================  ===========  =====================
+        role                             standard deviation  Adam's rate  factor
+        ===============================  ==================  ===========  =====================
+        embeddings, learned positions    s                   r            1
+        matrices of blocks               s / sqrt(m)         r / m        1
+        norm gains, biases, scalars      as without          r            1
+        table of the output              s                   r            logits / m
+        query times key                                                   1/d, not 1/sqrt(d)
+        eps of Adam                                                       eps / m
+        ===============================  ==================  ===========  =====================
+
+        Yang et al. 2022 (2203.03466), table 8, as in EleutherAI/nanoGPT-mup (3904404), d being the
+        width of a head. It is derived for blocks like Pre-LN. For Post-LN nothing is proven.
+        """
+        return self.model_dim / self.base_width if self.base_width else 1.0
+
     def built(self, build: Callable[[], nn.Module]) -> nn.Module:
         """Return the model that `build` returns, with these initial values, biases and norms."""
-        with initial_values(self.initial, self.initial_std, by_name=self.seeding == "name"):
+        by_name, factor = self.seeding == "name", self.width_factor
+        with initial_values(self.initial, self.initial_std, by_name=by_name, width_factor=factor):
             model = build()
+        for module in model.modules() if self.base_width else ():
+            if isinstance(module, Embedding):
+                module.logit_factor = 1.0 / self.width_factor
+            elif isinstance(module, Attention):
+                gain = FixedGain((self.model_dim // self.num_heads) ** -0.5)
+                module.query_norm = nn.Sequential(module.query_norm, gain)
+            elif isinstance(module, LearnedScalars):
+                shapes = [parameter.shape for parameter in module.parameters(recurse=False)]
+                if any(sum(size > 1 for size in shape) > 1 for shape in shapes):
+                    raise UserError(
+                        "model.architecture.parametrization: mup has no rule for the matrix of "
+                        f"learned scalars {type(module).__name__}; use standard"
+                    )
         keep = {module.unit for module in model.modules() if isinstance(module, Halting)}
         for module in model.modules():
             if isinstance(module, nn.LayerNorm | nn.RMSNorm | PlainRMSNorm):

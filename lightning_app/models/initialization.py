@@ -79,18 +79,22 @@ def gpt2(weight: Tensor, std: float, branches: int) -> None:
     nn.init.normal_(weight, std=std / math.sqrt(branches))
 
 
-_rule: ContextVar[tuple[Initial, float, bool]] = ContextVar("_rule", default=(xavier, 0.0, False))
+_Rule = tuple[Initial, float, float, bool]  # with the std, that of blocks, and `by_name`
+_rule: ContextVar[_Rule] = ContextVar("_rule", default=(xavier, 0.0, 0.0, False))
 
 
 @contextmanager
-def initial_values(kind: str, std: float = 0.0, *, by_name: bool = False) -> Iterator[None]:
+def initial_values(
+    kind: str, std: float = 0.0, *, by_name: bool = False, width_factor: float = 1.0
+) -> Iterator[None]:
     """Let `initialize` draw by a rule of `INITIALS`, and perhaps each module by its name.
 
     With `by_name` the values of a module depend on the seed of torch and its name, so that parts
     that two variants share start equal, whatever else the variants have. Numbers drawn
-    afterwards are those without any draw in this context.
+    afterwards are those without any draw in this context. Matrices of blocks have ``std /
+    sqrt(width_factor)``.
     """
-    before = _rule.set((INITIALS[kind], std, by_name))
+    before = _rule.set((INITIALS[kind], std, std / math.sqrt(width_factor), by_name))
     try:
         with torch.random.fork_rng(devices=[]) if by_name else nullcontext():
             yield
@@ -180,7 +184,7 @@ def initialize(model: nn.Module) -> None:
 def _set(module: nn.Module, seed: Seeded) -> None:
     """Set the parameters that `module` holds itself by the general rule."""
     seed(module)
-    rule, std, _ = _rule.get()
+    rule, std, *_ = _rule.get()
     match module:
         case nn.Linear():
             rule(module.weight, std, 1)
@@ -204,7 +208,7 @@ def _set(module: nn.Module, seed: Seeded) -> None:
 
 def _draw_table(weight: Tensor, usual: float, gain: float = 1.0) -> None:
     """Draw a table with the standard deviation `usual`, or by another rule, times `gain`."""
-    rule, std, _ = _rule.get()
+    rule, std, *_ = _rule.get()
     if rule is xavier:
         nn.init.normal_(weight, std=gain * usual)
     else:
@@ -246,7 +250,7 @@ def _draw(
     if not isinstance(part, nn.Linear):
         return
     seed(part)
-    rule, std, _ = _rule.get()
+    rule, _, std, _ = _rule.get()
     if gain == 0.0:  # without a draw, so that the other matrices start as without zeros
         nn.init.zeros_(part.weight)
     elif rule is not xavier:

@@ -480,19 +480,23 @@ def _trained(model: nn.Module) -> Iterator[tuple[nn.Parameter, Role, bool, float
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, *, by_role: bool = False, block_lr: float | None = None
+    model: nn.Module,
+    weight_decay: float,
+    *,
+    by_role: bool = False,
+    rate_of: Callable[[Role, bool], float | None] = lambda role, in_block: None,
 ) -> Groups:
     """Split the parameters into those that decay and those that never do.
 
-    Scalars with their own learning rate form one group per rate, without decay; `block_lr` is the
-    rate of all others in blocks. With `by_role` each group has parameters of one `Role`, which it
-    names.
+    Scalars with their own learning rate form one group per rate, without decay; `rate_of` is the
+    rate of others by their role, in a block or not, None for the optimizer's. With `by_role` each
+    group has parameters of one `Role`, which it names.
     """
     found: dict[tuple[float | None, bool, Role | None], list[nn.Parameter]] = {}
     if not by_role:
         found[None, True, None] = []
     for parameter, role, decays, own, in_block in _trained(model):
-        rate = block_lr if own is None and in_block else own
+        rate = rate_of(role, in_block) if own is None else own
         key = (rate, decays and own is None, role if by_role else None)
         found.setdefault(key, []).append(parameter)
     groups: Groups = []
@@ -567,9 +571,16 @@ def torch_radam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torc
 
 
 def build_optimizer(
-    config: OptimizerConfig, model: nn.Module, *, fused: bool, by_role: bool = False
+    config: OptimizerConfig,
+    model: nn.Module,
+    *,
+    fused: bool,
+    by_role: bool = False,
+    width_factor: float = 1.0,
 ) -> torch.optim.Optimizer:
     """Return the optimizer for the parameters of `model`, with `by_role` in groups of one role.
+
+    With the rates of muP for a `width_factor` other than 1, see `ArchitectureConfig`.
 
     After each of its steps it runs `after_step` of the parts of `model`. If it `averages`, the
     parameters are those that it trains.
@@ -579,11 +590,16 @@ def build_optimizer(
     """
     kind = OPTIMIZERS[config.kind]
     apart = isinstance(kind, Rule) and bool(kind.on)
-    factor = config.block_rate
-    block_lr = None if factor == 1.0 else config.lr * factor
-    groups = parameter_groups(
-        model, config.weight_decay, by_role=by_role or apart, block_lr=block_lr
-    )
+    if width_factor != 1.0:
+        config = replace(config, eps=config.eps / width_factor)
+
+    def rate_of(role: Role, in_block: bool) -> float | None:
+        factor = config.block_rate if in_block else 1.0
+        if in_block and role == "matrices":
+            factor /= width_factor
+        return None if factor == 1.0 else config.lr * factor
+
+    groups = parameter_groups(model, config.weight_decay, by_role=by_role or apart, rate_of=rate_of)
     if isinstance(kind, Rule) and not kind.from_zero:
         _check_zeros(config.kind, kind, groups, model)
     optimizer: Any = kind(config, groups, fused=fused)

@@ -441,6 +441,7 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
         scale = Scale(spec.vocab_size, stored=model_dim**-0.5)
         self.logit_scale = scale if spec.unit else None
+        self.logit_factor = 1.0
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -488,8 +489,10 @@ class Embedding(nn.Module):
 
     @property
     def table(self) -> Float[Tensor, "vocabulary model"]:
-        """The table of the output layer, with `unit` times the learned factor of each row."""
+        """The table of the output layer times `logit_factor`, with `unit` the learned ones too."""
         table = (self.output or self.tokens).weight
+        if self.logit_factor != 1.0:
+            table = self.logit_factor * table
         return table if self.logit_scale is None else self.logit_scale.factor[:, None] * table
 
     def logits(

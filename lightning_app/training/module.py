@@ -513,7 +513,13 @@ class TransformerModule(pl.LightningModule):
         clipped = self.trainer.precision == "bf16-mixed" and bool(self.trainer.gradient_clip_val)
         fused = self.trainer.precision != "16-mixed" and not clipped
         by_role = self.schedule.warmup_of != "all"
-        optimizer = build_optimizer(self.optimizer, self.model, fused=fused, by_role=by_role)
+        optimizer = build_optimizer(
+            self.optimizer,
+            self.model,
+            fused=fused,
+            by_role=by_role,
+            width_factor=self.architecture.width_factor,
+        )
         schedule = build_schedule(self.schedule, optimizer, training_steps(self.trainer))
         traits = [*self._traits()]
         if averages(optimizer):  # of a plug-in's class, a config does not know it

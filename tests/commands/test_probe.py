@@ -52,6 +52,17 @@ def written(base: Path = BASE, preset: str = "pre_ln", **trainer: Any) -> dict[s
     return tree
 
 
+def test_coordinates_have_slopes_and_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(config("c.yaml", written()))
+    assert main(["probe", "--config", path, "--coordinates", "16", "8", "--out", "out"]) == 0
+    table = capsys.readouterr().out
+    assert re.search(r"layer.* 8 .* 16 .*slope", table)
+    assert table.count("decoder.blocks.0") == table.count("logits") == 1
+    assert "<svg" in Path("out/pre_ln.svg").read_text()
+    for wrong in (["8"], ["8", "9"]):
+        assert main(["probe", "--config", path, "--coordinates", *wrong]) == 2
+
+
 def config(name: str, tree: dict[str, Any]) -> Path:
     path = Path(name)
     path.parent.mkdir(exist_ok=True)
