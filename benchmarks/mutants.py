@@ -990,8 +990,32 @@ MUTANTS = (
     mutant(
         "scalars with a rate of their own take that of their block",
         at("test_optim.py"),
-        "rate = block_lr if own is None and in_block else own",
-        "rate = block_lr if in_block else own",
+        "rate = rate_of(role, in_block) if own is None else own",
+        "rate = rate_of(role, in_block) or own",
+    ),
+    mutant(
+        "muP lowers the rate of norm gains too",
+        at("models/test_width.py"),
+        'if in_block and role == "matrices":',
+        "if in_block:",
+    ),
+    mutant(
+        "muP leaves the scores as they are",
+        at("models/test_width.py"),
+        "gain = FixedGain((self.model_dim // self.num_heads) ** -0.5)",
+        "gain = FixedGain(1.0)",
+    ),
+    mutant(
+        "the ids of a ready tokenizer collide with the special ones",
+        at("data/test_tokens.py"),
+        "yield (part.astype(np.int64) + shift).astype(kind)",
+        "yield part.astype(kind)",
+    ),
+    mutant(
+        "another tokenizer file is the same experiment",
+        at("data/test_tokens.py"),
+        "return hashlib.sha256(given_tokenizer(config).read_bytes() + digest.encode()).hexdigest()",
+        "return digest",
     ),
     mutant(
         "a growing batch reads the shortest rows first",
@@ -1799,8 +1823,8 @@ MUTANTS = (
     mutant(
         "losses of two tokenizers are compared by themselves",
         at("report/test_comparison.py", "test_rulers.py"),
-        '_TOKENIZER = ("data.tokenizer", "data.vocab_size", "data.splits.train")',
-        '_TOKENIZER = ("data.splits.train",)',
+        '*("data.tokenizer", "data.tokenizer_file", "data.vocab_size", "data.splits.train"),',
+        '"data.splits.train",',
     ),
     mutant(
         "runs that became non-finite count as a smaller budget",

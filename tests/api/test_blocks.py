@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_app import Block, Decoder, Encoder, UserError
-from lightning_app.blocks.config import BlockConfig
+from lightning_app.api.blocks import wiring
 from lightning_app.blocks.masks import causal_mask, padding_mask
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.presets.registry import Preset
@@ -59,24 +58,15 @@ def test_an_encoder_and_a_decoder_equal_those_of_a_model(preset: str) -> None:
 )
 def test_axes_are_those_of_a_config(axes: dict[str, Any]) -> None:
     config = {"preset": "pre_ln", **axes}
-    model = randomise(causal_model(_config(config), decoder_depth=3, num_heads=1, positions="rope"))
+    resolved = wiring(config, {})
+    model = randomise(causal_model(resolved, decoder_depth=3, num_heads=1, positions="rope"))
     x = torch.randn(2, 7, 10)
     expected = model.decoder(x, causal_mask(7, x.device))
-    for block, given in (("pre_ln", axes), (config, {}), (_config(config), {})):
+    for block, given in (("pre_ln", axes), (config, {}), (resolved, {})):
         decoder = Decoder(block, depth=3, positions="rope", **{**SIZES, "heads": 1}, **given)
         assert decoder.stack.spec == model.decoder.spec
         decoder.stack.load_state_dict(model.decoder.state_dict())
         assert torch.equal(decoder(x), expected)
-
-
-def _config(tree: dict[str, Any]) -> BlockConfig:
-    from lightning_app.api.blocks import wiring
-
-    return wiring(tree, {})
-
-
-def ended(stack: BlockStack, x: Tensor, total: Tensor | None) -> Tensor:
-    return stack.final_norm(x) if total is None else x + stack.final_norm(total)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -98,9 +88,9 @@ def test_a_chain_of_blocks_equals_a_stack(preset: str, causal: bool) -> None:
         if not block.passes_state:
             assert torch.equal(block(before, **given), y)
             state = None
-    expected = stack(x, mask)
     total = None if state is None else state.total
-    torch.testing.assert_close(ended(stack, y, total), expected, rtol=1e-6, atol=1e-6)
+    ended = stack.final_norm(y) if total is None else y + stack.final_norm(total)
+    torch.testing.assert_close(ended, stack(x, mask), rtol=1e-6, atol=1e-6)
 
 
 def test_a_block_with_cross_attention_equals_a_decoder_of_one() -> None:
@@ -173,7 +163,7 @@ def test_what_a_layer_passes_on_is_not_lost() -> None:
         first.chained(y, state)
 
 
-def test_penalties_of_a_stack_are_offered() -> None:
+def test_penalties_of_a_stack_are_offered_and_its_spans_stay_in_their_range() -> None:
     encoder = Encoder("pre_ln", depth=2, adaptive_span=SPANS, **SIZES)
     encoder(torch.randn(2, 7, 10), present=PRESENT)
     (loss,) = encoder.auxiliary_losses(tokens=11).values()
@@ -182,6 +172,24 @@ def test_penalties_of_a_stack_are_offered() -> None:
     # At the start a span is half of 8, and 11 of the 14 tokens are real.
     assert float(loss.detach()) == pytest.approx(2 * 0.5 * 4, rel=1e-5)
     assert not Encoder("pre_ln", depth=2, **SIZES).auxiliary_losses(tokens=11)
+
+    # `fit` clamps spans after each step; here nobody else does, and the penalty would fall on.
+    span = {"longest": 16, "ramp": 4.0, "penalty": 1.0}
+    encoder = Encoder("pre_ln", depth=1, dim=8, heads=2, adaptive_span=span)
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=1.0)
+    for _ in range(5):
+        loss = encoder(torch.randn(2, 10, 8)).pow(2).mean()
+        (loss + sum(encoder.auxiliary_losses(20).values())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    other = copy.deepcopy(encoder)
+    assert pickle.loads(pickle.dumps(encoder)).dim == 8
+    encoder(torch.randn(2, 10, 8))
+    assert all(term.item() >= 0.0 for term in encoder.auxiliary_losses(20).values())
+    spans = [part for part in other.modules() if isinstance(part, SpanMask)]
+    assert min(span.fraction.min().item() for span in spans) < 0.0  # a copy has its own
+    other(torch.randn(2, 10, 8))
+    assert min(span.fraction.min().item() for span in spans) >= 0.0
 
 
 @pytest.mark.parametrize(
@@ -250,24 +258,3 @@ here = [name for name in ("lightning", "jsonargparse", "optuna", "pandas") if na
 assert not here, here
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
-
-
-def test_spans_stay_in_their_range_without_a_run() -> None:
-    """`fit` clamps them after each step; here nobody else does, and the penalty would fall on."""
-    torch.manual_seed(1)
-    span = {"longest": 16, "ramp": 4.0, "penalty": 1.0}
-    encoder = Encoder("pre_ln", depth=1, dim=8, heads=2, adaptive_span=span)
-    optimizer = torch.optim.SGD(encoder.parameters(), lr=1.0)
-    for _ in range(5):
-        loss = encoder(torch.randn(2, 10, 8)).pow(2).mean()
-        (loss + sum(encoder.auxiliary_losses(20).values())).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    other = copy.deepcopy(encoder)
-    assert pickle.loads(pickle.dumps(encoder)).dim == 8
-    encoder(torch.randn(2, 10, 8))
-    assert all(term.item() >= 0.0 for term in encoder.auxiliary_losses(20).values())
-    spans = [part for part in other.modules() if isinstance(part, SpanMask)]
-    assert min(span.fraction.min().item() for span in spans) < 0.0  # a copy has its own
-    other(torch.randn(2, 10, 8))
-    assert min(span.fraction.min().item() for span in spans) >= 0.0

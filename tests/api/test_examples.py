@@ -3,13 +3,13 @@
 import inspect
 import re
 import textwrap
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lightning_app
-from lightning_app import RunResult
 from lightning_app.api import runs
 from lightning_app.config.grid import read_spec
 from tests.report.conftest import FakeGrid, typical
@@ -32,16 +32,8 @@ def examples(documentation: str) -> list[str]:
     return [textwrap.dedent(block) for block in blocks]
 
 
-def documented(name: str) -> str:
-    found: Any = lightning_app
-    for part in name.split("."):
-        found = getattr(found, part)
-    assert found.__doc__
-    return found.__doc__
-
-
-@pytest.fixture
-def folder(tmp_path, cache: str, translation: RunResult, causal: RunResult, monkeypatch) -> Path:
+@pytest.mark.dear("three examples start cold")
+def test_the_examples_run(tmp_path, cache: str, translation, causal, monkeypatch) -> None:
     (tmp_path / "ablations").symlink_to(Path("ablations").resolve())
     spec, demo = read_spec("demo"), tmp_path / "experiments" / "demo"
     FakeGrid(demo, typical, spec.axes, base=spec.base_config, curves=False)
@@ -51,20 +43,15 @@ def folder(tmp_path, cache: str, translation: RunResult, causal: RunResult, monk
     monkeypatch.setattr(runs, "_ablate", lambda words, environment: (0, ""))
     monkeypatch.setenv("LIGHTNING_APP_CACHE", cache)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.dear("three examples start cold")
-def test_the_examples_run(folder: Path) -> None:
-    run = folder / "experiments" / "fit" / "runs" / "RUN"
+    run = tmp_path / "experiments" / "fit" / "runs" / "RUN"
     for name in (*SHOWN, *METHODS):
-        blocks = examples(documented(name))
+        blocks = examples(attrgetter(name)(lightning_app).__doc__)
         assert blocks, f"{name} has no example"
         given: dict[str, Any] = {"load_run": lightning_app.load_run}
         for number, block in enumerate(blocks):
             if task := RUNS.get((name, number)):
                 run.unlink(missing_ok=True)
-                run.symlink_to(folder / task)
+                run.symlink_to(tmp_path / task)
             exec(compile(block, f"<example {number} of {name}>", "exec"), given)
 
 

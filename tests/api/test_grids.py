@@ -45,9 +45,12 @@ def cell_of(grid: FakeGrid, **axes: Any) -> dict[str, Any]:
     return next(cell for cell in grid.cells if axes.items() <= cell["axes"].items())
 
 
-def test_every_planned_run_is_a_row_with_its_state(grid: FakeGrid) -> None:
+def test_every_planned_run_is_a_row_with_its_state(grid: FakeGrid, capsys) -> None:
     broken = cell_of(grid, **{SEED: 6, PRESET: "pre_ln", WARMUP: 0})
     (grid.run(broken) / "result.json").write_text("{")
+    out, err = shown(capsys, 1, str(grid.folder))
+    assert "damaged" in out
+    assert "result.json" in err
     frame: Any = results(grid.folder)
     assert list(frame["name"]) == [cell["name"] for cell in grid.cells]
     assert frame["status"].value_counts().to_dict() == {
@@ -68,13 +71,10 @@ def test_every_planned_run_is_a_row_with_its_state(grid: FakeGrid) -> None:
     first = cell_of(grid, **{SEED: 1, PRESET: "post_ln", WARMUP: 0})
     assert rows.loc[first["name"], "error"] == "RuntimeError: <b>out of</b> memory"
     assert "result.json" in rows.loc[broken["name"], "error"]
-
-
-def test_a_run_that_a_process_trains_is_running(grid: FakeGrid) -> None:
-    cell = cell_of(grid, **{SEED: 2, PRESET: "post_ln", WARMUP: 0})
-    with FileLock(grid.run(cell) / ".lock"):
-        found = results(grid.folder)
-    assert list(found.loc[found["status"] == "running", "name"]) == [cell["name"]]
+    trained = cell_of(grid, **{SEED: 2, PRESET: "post_ln", WARMUP: 0})
+    with FileLock(grid.run(trained) / ".lock"):
+        frame = results(grid.folder)
+    assert list(frame.loc[frame["status"] == "running", "name"]) == [trained["name"]]
 
 
 def test_a_grid_is_found_by_name_path_and_publication(grid, tmp_path: Path, monkeypatch) -> None:
@@ -160,19 +160,14 @@ def test_any_axis_is_compared_seed_by_seed(grid: FakeGrid) -> None:
     assert not np.isnan(post["seed 5"])
 
 
-def tuned(tmp_path: Path) -> Path:
-    """A grid of fine-tuning: the loss falls with warm-up, and so does the accuracy."""
+def test_the_metric_that_is_asked_for_is_compared(tmp_path: Path) -> None:
+    """The loss of a grid of fine-tuning falls with warm-up, and so does the accuracy."""
 
     def scores(axes: Mapping[str, Any]) -> Scores:
         better = (0.1 + 0.01 * axes[SEED]) * (axes[WARMUP] > 0)
         return {**learned("rte", 0.8 - better, 0.5 - better), "val/f1": 0.5}
 
-    axes = {**AXES, "data.name": ["rte"]}
-    return glue_grid(tmp_path / "tuned", scores, axes)
-
-
-def test_the_metric_that_is_asked_for_is_compared(tmp_path: Path) -> None:
-    grid = tuned(tmp_path)
+    grid = glue_grid(tmp_path / "tuned", scores, {**AXES, "data.name": ["rte"]})
     by_score = compare(grid, axis=WARMUP, baseline=0)
     assert set(by_score["metric"]) == {"val/accuracy"}
     assert set(by_score["reading"]) == {"worse"}
@@ -280,14 +275,6 @@ def test_a_wrong_command_is_one_line(grid: FakeGrid, capsys, words: Any, said: s
     assert told(said.replace('"', "'")).search(err.replace('"', "'"))
     assert err.count("\n") == 1
     assert out == ""
-
-
-def test_damage_is_named_beside_the_table(grid: FakeGrid, capsys) -> None:
-    cell = cell_of(grid, **{SEED: 6, PRESET: "pre_ln", WARMUP: 0})
-    (grid.run(cell) / "result.json").write_text("{")
-    out, err = shown(capsys, 1, str(grid.folder))
-    assert "damaged" in out
-    assert "result.json" in err
 
 
 STAND_IN = """#!/bin/sh

@@ -31,6 +31,7 @@ def test_scores_of_pairs_are_the_loss_of_an_evaluation(translation: RunResult) -
     (strange,) = run.score(GERMAN[:1], ["the zebra sees ."])
     assert (strange.tokens, strange.unknown) == (5, 1)
     assert run.score([], []) == []
+    assert run.score(iter(GERMAN * 10), iter(ENGLISH * 10)) == scores
 
 
 @pytest.mark.parametrize(
@@ -53,20 +54,11 @@ def test_the_score_of_a_text_is_its_loss(data: dict, causal: RunResult, tmp_path
     assert score.tokens == size
 
 
-def test_a_text_is_read_as_its_file(causal: RunResult, tmp_path: Path) -> None:
-    run, lines = causal.load("last"), ["the dog", "sees", "", "the cat"]
-    expected = run.score(["\n".join(lines)])
-    file = tmp_path / "valid.txt"
-    file.write_text("".join(f" {line} \r\n" for line in lines), encoding="utf-8-sig", newline="")
-    assert run.score([file.read_bytes().decode()]) == expected
-    assert [*input_lines(file)] == lines
-
-
-def test_texts_are_scored_alone(causal: RunResult) -> None:
+def test_texts_are_scored_alone_and_as_their_files(causal: RunResult, tmp_path: Path) -> None:
     run = causal.load("last")
     lines = ["the dog", "sees\nthe cat", "ß!"]
     both = run.score(lines)
-    assert both == [run.score([line])[0] for line in lines]
+    assert both == [run.score([line])[0] for line in lines] == run.score(iter(lines))
     assert [score.tokens for score in both] == [8, 13, 3]
     assert [score.unknown for score in both] == [0, 0, 1]
     # By hand: a text shorter than a window, after the end of a line.
@@ -77,10 +69,16 @@ def test_texts_are_scored_alone(causal: RunResult) -> None:
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor([*ids, EOS]), reduction="sum")
     assert both[0].nll == pytest.approx(float(expected), rel=1e-5)
 
+    lines, file = ["the dog", "sees", "", "the cat"], tmp_path / "valid.txt"
+    file.write_text("".join(f" {line} \r\n" for line in lines), encoding="utf-8-sig", newline="")
+    assert run.score([file.read_bytes().decode()]) == run.score(["\n".join(lines)])
+    assert [*input_lines(file)] == lines
+
 
 def test_it_translates_and_generates_as_the_commands_do(translation, causal, capsys, monkeypatch):
     lines = [*GERMAN, "", GERMAN[0]]
     found = translation.load().translate(lines, beam=2)
+    assert translation.load().translate(iter(lines), beam=2) == found
     text = "".join(f"{line}\n" for line in lines).encode()
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(text)))
     capsys.readouterr()
@@ -92,9 +90,6 @@ def test_it_translates_and_generates_as_the_commands_do(translation, causal, cap
     assert main(["generate", "--run", str(causal.folder), *words]) == 0
     assert capsys.readouterr().out == f"\n{'-' * 20}\n".join(texts) + "\n"
     assert [len(text) for text in texts] == [8, 8]
-
-
-def test_the_defaults_are_those_of_the_command() -> None:
     given = parse_arguments(["generate", "--run", "x"])
     for name, parameter in inspect.signature(TrainedRun.generate).parameters.items():
         assert name == "self" or getattr(given, name) == parameter.default, name
@@ -138,11 +133,3 @@ def test_another_task_and_wrong_arguments_are_refused(translation: RunResult, ca
         with pytest.raises(UserError, match=said) as found:
             call()
         assert "\n" not in str(found.value)
-
-
-def test_an_iterator_is_read_once(translation: RunResult, causal: RunResult) -> None:
-    run, lines, targets = translation.load("last"), ["a b", "b"], ["b a", "a"]
-    assert run.translate(iter(lines)) == run.translate(lines)
-    assert run.score(iter(lines), iter(targets)) == run.score(lines, targets)
-    model = causal.load("last")
-    assert model.score(line for line in lines) == model.score(lines)

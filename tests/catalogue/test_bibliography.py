@@ -43,7 +43,7 @@ def test_every_topic_is_something_that_there_is() -> None:
     assert cited(["preset/no_such", "data/text"]) == []
 
 
-def test_an_entry_is_whole_and_well_formed() -> None:
+def test_every_entry_of_the_file_is_read_whole_and_well_formed() -> None:
     for entry in ENTRIES.values():
         assert {"title", "author", "year"} <= set(entry.fields), entry.key
         for value in entry.fields.values():
@@ -55,9 +55,6 @@ def test_an_entry_is_whole_and_well_formed() -> None:
     numbers = [e.fields["eprint"] for e in ENTRIES.values() if "eprint" in e.fields]
     assert len(numbers) == len(set(numbers))
     assert len({entry.fields["title"] for entry in ENTRIES.values()}) == len(ENTRIES)
-
-
-def test_every_entry_of_the_file_is_read() -> None:
     text = (resources.files("lightning_app.catalogue") / "bibliography.bib").read_text("utf-8")
     assert re.findall(r"^@\w+\{(.*),$", text, re.MULTILINE) == list(ENTRIES)
     fields = sum(len(entry.fields) + 1 for entry in ENTRIES.values())  # topics are taken out

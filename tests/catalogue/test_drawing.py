@@ -22,7 +22,7 @@ from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.stack import StackSpec
 from lightning_app.blocks.streams import STREAM_RULES
 from lightning_app.blocks.windows import LocalisedSpan
-from lightning_app.catalogue.parts import Factor, Side, description, number, stack_drawing
+from lightning_app.catalogue.parts import Factor, Inside, Side, description, number, stack_drawing
 from lightning_app.catalogue.svg import picture, specification_lines, text_lines
 from lightning_app.core.errors import UserError
 from lightning_app.core.registry import registering, remove_parts
@@ -46,7 +46,7 @@ def test_a_number_may_depend_on_the_layer(values, first: int, shown: str) -> Non
 
 
 def test_layers_of_one_form_are_one_run() -> None:
-    """Numbers may differ in a run of layers; the parts on the stream may not."""
+    """Numbers may differ in a run of layers; parts on the stream and unknown fields may not."""
     one, two = stacks("pre_ln")["encoder"], stacks("post_ln")["encoder"]
     mixed = replace(one, blocks=(*one.blocks[:1], *two.blocks[:2], *one.blocks[:3]))
     runs = stack_drawing(mixed, "encoder").runs
@@ -60,16 +60,25 @@ def test_layers_of_one_form_are_one_run() -> None:
     assert run.label == "layers 1-6"
     assert run.sums[1].branches[0].before[1] == Factor(value="1, ..., 0.1667")
 
+    first, second = (extended(one.blocks[0], mystery=value) for value in "ab")
+    runs = stack_drawing(replace(one, blocks=(first, second, second)), "encoder").runs
+    found = [(run.label, run.notes) for run in runs]
+    assert found == [("layer 1", ("mystery a",)), ("layers 2-3", ("mystery b",))]
+
+
+def inside(spec: StackSpec) -> tuple[Inside, ...]:
+    """The parts inside the self-attention of an encoder whose layers are one run."""
+    (run,) = stack_drawing(spec, "encoder").runs
+    return run.sums[0].branches[0].inside
+
 
 def test_insides_that_differ_stand_in_one_sub_layer() -> None:
     spec = stacks("sas_p")["encoder"]
-    (run,) = stack_drawing(spec, "encoder").runs
-    labels = [part.label for part in run.sums[0].branches[0].inside]
+    labels = [part.label for part in inside(spec)]
     assert labels[-3:] == ["V = I + dW in layer 1", "V = I in layers 2-6", "P = I"]
 
     first, second = spec.blocks[:2]
-    (run,) = stack_drawing(replace(spec, blocks=(first, second, first)), "encoder").runs
-    labels = [part.label for part in run.sums[0].branches[0].inside]
+    labels = [part.label for part in inside(replace(spec, blocks=(first, second, first)))]
     assert labels[-3:] == ["V = I + dW in layer 1 and layer 3", "V = I in layer 2", "P = I"]
 
 
@@ -120,14 +129,6 @@ def plain(text: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", text).replace(":", "").split())
 
 
-def test_layers_with_other_values_of_an_unknown_field_are_no_one_run() -> None:
-    spec = stacks("pre_ln")["encoder"]
-    first, second = (extended(spec.blocks[0], mystery=one) for one in "ab")
-    runs = stack_drawing(replace(spec, blocks=(first, second, second)), "encoder").runs
-    found = [(run.label, run.notes) for run in runs]
-    assert found == [("layer 1", ("mystery a",)), ("layers 2-3", ("mystery b",))]
-
-
 @pytest.mark.parametrize(
     ("part", "field", "words"),
     [
@@ -169,9 +170,8 @@ def test_an_unknown_choice_is_shown_by_its_name(part: str, field: str, words: st
 )
 def test_norms_inside_an_attention(parts: dict[str, Any], labels: list[str]) -> None:
     spec = with_blocks(stacks("pre_ln")["encoder"], self_attention=parts)
-    inside = stack_drawing(spec, "encoder").runs[0].sums[0].branches[0].inside
-    assert [part.label for part in inside] == labels
-    assert {part.notes for part in inside if "Norm" in part.label} == {("over each head",)}
+    assert [part.label for part in inside(spec)] == labels
+    assert {part.notes for part in inside(spec) if "Norm" in part.label} == {("over each head",)}
 
 
 SPANS: dict[type, Any] = {
@@ -231,7 +231,7 @@ def shown(spec: StackSpec, side: Side) -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def another_rule() -> Iterator[None]:
     """The package has one residual rule; a plug-in may register others."""
     with registering("a test"):
@@ -240,10 +240,9 @@ def another_rule() -> Iterator[None]:
     remove_parts("a test")
 
 
-@pytest.fixture(scope="module")
-def seen(another_rule: None) -> dict[str, list[set[str]]]:
-    """For each field that can be changed in a decoder: the ways in which each change shows."""
-    found: dict[str, list[set[str]]] = {}
+@pytest.mark.slow
+def test_whatever_can_be_changed_is_shown(another_rule: None) -> None:
+    seen: dict[str, list[set[str]]] = {}
     for name, specs in CASES.items():
         if name in PRESETS.keys() - REPRESENTATIVES:
             continue
@@ -253,23 +252,13 @@ def seen(another_rule: None) -> dict[str, list[set[str]]]:
         before = shown(spec, "decoder")
         for name, other in changes(spec):
             pairs = zip(WAYS, before, shown(other, "decoder"), strict=True)
-            found.setdefault(name, []).append({way for way, one, two in pairs if one != two})
-    return found
-
-
-@pytest.mark.xdist_group("changes")  # one process makes them for both
-@pytest.mark.slow
-def test_whatever_can_be_changed_is_shown(seen) -> None:
+            seen.setdefault(name, []).append({way for way, one, two in pairs if one != two})
     # Only full projections may stand in cross-attention, and those have no gains.
     never_built = re.compile(r"blocks\.cross_attention\.(value|output)_gains")
     for name, ways in seen.items():
         assert all("specification" in way for way in ways), name
         assert set(WAYS) in ways or never_built.match(name), name
-
-
-@pytest.mark.xdist_group("changes")
-@pytest.mark.slow
-def test_every_field_was_changed(seen) -> None:
+    # Every field was changed.
     names = {f"blocks.{field.name}" for field in fields(BlockSpec)}
     names |= {f"blocks.self_attention.{field.name}" for field in fields(AttentionSpec)}
     names |= {f"blocks.around_ff.{field.name}" for field in fields(ResidualSpec)}

@@ -64,7 +64,7 @@ def test_a_known_block(name: str, expected: str) -> None:
     assert first_run(name) == expected
 
 
-def test_it_fits_a_terminal_and_lines_meet() -> None:
+def test_it_fits_a_terminal_at_every_depth_and_lines_meet() -> None:
     for name, specs in CASES.items():
         with noted(name):
             lines = text_lines(drawn(specs))
@@ -73,9 +73,6 @@ def test_it_fits_a_terminal_and_lines_meet() -> None:
                 assert line.isascii()
                 assert line == line.rstrip()
             lines_meet(lines)
-
-
-def test_every_depth_fits() -> None:
     for name in PRESETS:
         for depth in (1, 2, 24):
             with noted(name, depth):
@@ -96,7 +93,7 @@ def lines_meet(lines: list[str]) -> None:
                 assert met.isalpha() or met in {*WIRES, ")", "_"} - {"-"}, f"{above}\n{line}"
 
 
-def test_gains_say_how_they_are_trained() -> None:
+def test_the_stack_its_gains_and_what_stands_around_it_with_its_letters() -> None:
     spec = with_blocks(
         stacks("pre_ln")["encoder"],
         around_self={"skip": VECTOR},
@@ -106,8 +103,6 @@ def test_gains_say_how_they_are_trained() -> None:
     assert "'--- * 0.5 (learned vector, profiled) ---'" in text
     assert "-- FF -- * 0.5 (learned vector) --(+)--" in text
 
-
-def test_the_stack_and_what_stands_around_it_with_its_letters() -> None:
     own: dict[str, Any] = {"input_norm": "rms_norm", "embedding_gain": 0.5, "final_norm": "none"}
     spec = replace(stacks("pre_ln")["encoder"], **own)
     lines = text_lines([stack_drawing(spec, "encoder")])

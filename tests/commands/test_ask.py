@@ -68,9 +68,7 @@ def test_a_long_time_adds_seeds_until_the_answer_is_precise(fast, tmp_path: Path
     spec: Any = read_spec(tmp_path / "ask_sas.yaml")
     assert (spec.axes[SEED], spec.search.trials) == ([*range(1, 9)], 5)
     assert (spec.until.half_width, spec.until.most_seeds) == (0.2, 13)
-
-
-def test_the_control_is_no_second_arm(fast: list[Any], tmp_path: Path) -> None:
+    # The control is no second arm.
     assert main(["ask", "post_ln", "--matters", "0.05"]) == 0
     tree = yaml.safe_load((tmp_path / "ask_post_ln.yaml").read_text())
     assert tree["axes"][PRESET] == ["post_ln", "pre_ln"]

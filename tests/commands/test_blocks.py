@@ -23,10 +23,9 @@ from tests.catalogue.variants import drawn, stacks
 
 
 @pytest.mark.parametrize("columns", [80, 170])
-def test_the_table_has_every_preset(capsys, monkeypatch, columns: int) -> None:
+def test_the_table_has_every_preset(printed, monkeypatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(["blocks"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed("blocks")
     assert max(map(len, shown.splitlines())) <= columns
     words = shown.split()
     for preset in PRESETS.values():
@@ -36,7 +35,7 @@ def test_the_table_has_every_preset(capsys, monkeypatch, columns: int) -> None:
     assert "without embeddings" in " ".join(words)
 
 
-def test_parameters_are_those_of_the_stacks() -> None:
+def test_parameters_are_those_of_the_stacks_and_ratios_are_over_pre_ln() -> None:
     """Two roads: pre_ln by hand, sas by what it lacks."""
     d, f = 512, 1024
     attention, feed, norm = 4 * (d * d + d), 2 * d * f + f + d, 2 * d
@@ -50,8 +49,6 @@ def test_parameters_are_those_of_the_stacks() -> None:
     one, each = (stack_parameters(resolve_preset(name, 6, 0)) for name in ("rezero", "skipinit"))
     assert each - one == 6
 
-
-def test_ratios_are_over_pre_ln() -> None:
     shares = parameter_ratios(PRESETS, 6, 6)
     assert shares["pre_ln"] == 1.0
     assert shares["sas"] == pytest.approx(0.817, abs=5e-4)
@@ -63,9 +60,8 @@ def test_ratios_are_over_pre_ln() -> None:
 
 @pytest.mark.in_turn(8)
 @pytest.mark.parametrize("name", PRESETS)
-def test_one_preset(capsys, name: str) -> None:
-    assert main(["blocks", name]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_one_preset(printed, name: str) -> None:
+    lines = printed("blocks", name).splitlines()
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
     preset = PRESETS[name]
@@ -79,40 +75,32 @@ def test_one_preset(capsys, name: str) -> None:
 @pytest.mark.in_turn(4)
 @pytest.mark.parametrize("columns", [30, 48, 79, 200])
 @pytest.mark.parametrize("name", ["sas", "dual_stream", "v_skipinit"])
-def test_words_fit_a_narrow_terminal(capsys, monkeypatch, name: str, columns: int) -> None:
+def test_words_fit_a_narrow_terminal(printed, monkeypatch, name: str, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["blocks", name]) == 0
-    wide = capsys.readouterr().out
+    wide = printed("blocks", name)
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(["blocks", name]) == 0
-    shown = capsys.readouterr().out
+    shown = printed("blocks", name)
     assert shown.split() == wide.split()
     # Drawings keep their width.
     words = [line for line in shown.splitlines() if "--" not in line and " |" not in line]
     assert max(map(len, words)) <= min(columns, 80)
 
 
-def test_an_encoder_alone(capsys) -> None:
-    assert main(["blocks", "realformer", "--encoder-depth", "4", "--decoder-depth", "0"]) == 0
-    shown = capsys.readouterr().out
-    assert "decoder:" not in shown
-    assert "softmax(Z_n / n)" not in shown.split("encoder:")[1]  # the running sum
-    assert "at depth 4," in shown
-
-
 LM = str(Path("ablations/base/lm.yaml").resolve())
 ALONE = ["--encoder-depth", "0", "--decoder-depth", "4"]
 
 
-def test_a_decoder_alone_has_its_own_constants_and_no_cross_attention(capsys) -> None:
-    assert main(["blocks", "deepnorm", *ALONE]) == 0
-    shown = capsys.readouterr().out
+def test_an_encoder_or_decoder_alone_has_constants_of_its_own_depth(printed) -> None:
+    shown = printed("blocks", "realformer", "--encoder-depth", "4", "--decoder-depth", "0")
+    assert "decoder:" not in shown
+    assert "softmax(Z_n / n)" not in shown.split("encoder:")[1]  # the running sum
+    assert "at depth 4," in shown
+    shown = printed("blocks", "deepnorm", *ALONE)
     assert "decoder only:" in shown
     assert "encoder:" not in shown
     assert "cross" not in shown.split("specification")[1]
     assert "at depth 4," in shown
-    assert main(["blocks", "deepnorm", *ALONE, "--json"]) == 0
-    (block, *_) = json.loads(capsys.readouterr().out)["decoder"]["blocks"]
+    (block, *_) = json.loads(printed("blocks", "deepnorm", *ALONE, "--json"))["decoder"]["blocks"]
     # Wang et al. 2022, table of section 3: alpha = (2N)^(1/4), beta = (8N)^(-1/4).
     assert block["around_self"]["skip"]["value"] == pytest.approx(8**0.25)
     assert block["init"]["value"] == pytest.approx(32**-0.25)
@@ -121,9 +109,8 @@ def test_a_decoder_alone_has_its_own_constants_and_no_cross_attention(capsys) ->
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_can_be_shown_as_a_decoder_alone(name: str, capsys) -> None:
-    assert main(["blocks", name, *ALONE, "--json"]) == 0
-    resolved = json.loads(capsys.readouterr().out)
+def test_every_preset_can_be_shown_as_a_decoder_alone(name: str, printed) -> None:
+    resolved = json.loads(printed("blocks", name, *ALONE, "--json"))
     trained = ArchitectureConfig(kind="decoder", decoder_depth=4).stacks(BlockConfig(preset=name))
     expected = {side: asdict(spec) for side, spec in trained.items()}
     assert resolved == json.loads(json.dumps(expected))
@@ -143,9 +130,8 @@ def test_layers_of_one_form_stand_together_in_the_specification() -> None:
     ]
 
 
-def test_the_specification_for_scripts_and_files(capsys, tmp_path: Path) -> None:
-    assert main(["blocks", "keel", "--json"]) == 0
-    resolved = json.loads(capsys.readouterr().out)
+def test_the_specification_for_scripts_and_files(printed, tmp_path: Path) -> None:
+    resolved = json.loads(printed("blocks", "keel", "--json"))
     expected = {side: asdict(spec) for side, spec in stacks("keel").items()}
     assert resolved == json.loads(json.dumps(expected))
     assert resolved["decoder"]["blocks"][5]["around_ff"]["skip"]["value"] == 18.0
@@ -190,12 +176,11 @@ def test_the_page_shows_the_table_and_the_pictures() -> None:
         assert "\n  layers 1" in section or "\n  layer 1" in section
 
 
-def test_a_config_is_drawn(capsys, tmp_path: Path) -> None:
+def test_a_config_is_drawn(printed, tmp_path: Path) -> None:
     given = ["blocks", "--config", "ablations/base/lm_streams.yaml"]
     more = ["--model.block.memory.length", "32", "--model.block.share", "all"]
     more += ["--model.block.adaptive_span.longest", "32"]
-    assert main([*given, *more]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(printed(*given, *more).split())
     for said in (
         "keys and values also of the last 32 inputs before a segment",
         "one block for all layers",
@@ -204,12 +189,10 @@ def test_a_config_is_drawn(capsys, tmp_path: Path) -> None:
         "layers 1-6",
     ):
         assert said in shown
-    assert main(given) == 0
-    assert "before a segment" not in " ".join(capsys.readouterr().out.split())
+    assert "before a segment" not in " ".join(printed(*given).split())
     assert main([*given, "--svg", str(tmp_path / "block.svg"), *more]) == 0
     assert "one block for" in (tmp_path / "block.svg").read_text()
-    assert main([*given, "--json", *more]) == 0
-    assert json.loads(capsys.readouterr().out)["decoder"]["memory"]["length"] == 32
+    assert json.loads(printed(*given, "--json", *more))["decoder"]["memory"]["length"] == 32
 
 
 def test_a_count_of_batches_stays_a_count() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lightning_app.cli import main
 from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.schema import hints_of
 from lightning_app.core.strict_yaml import read_yaml_file
@@ -33,9 +32,8 @@ def check(tree: dict[str, Any], schema: dict[str, Any], whole: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("kind", ["config", "grid"])
-def test_the_schema_knows_every_key_of_the_shipped_files(kind: str, capsys) -> None:
-    assert main(["schema", kind]) == 0
-    written = capsys.readouterr().out
+def test_the_schema_knows_every_key_of_the_shipped_files(kind: str, printed) -> None:
+    written = printed("schema", kind)
     made = Path(f"ablations/schema/{kind}.json").resolve()
     # Made again by `ablate schema KIND > ablations/schema/KIND.json`.
     assert made.read_text(encoding="utf-8") == written
@@ -50,13 +48,9 @@ def test_the_schema_knows_every_key_of_the_shipped_files(kind: str, capsys) -> N
             assert (path.parent / named).resolve() == made
 
 
-def test_the_help_of_fit_is_short_and_leads_to_the_sections(capsys) -> None:
-    assert main(["fit", "--help"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) <= 60
-    assert main(["fit", "--help", "trainer"]) == 0
-    shown = capsys.readouterr().out
+def test_the_help_of_fit_is_short_and_leads_to_the_sections(printed, refused) -> None:
+    assert len(printed("fit", "--help").splitlines()) <= 60
+    shown = printed("fit", "--help", "trainer")
     assert all(f"--trainer.{name} " in shown for name in hints_of(TrainerConfig))
-    assert main(["validate", "--help", "model.block.ff_skip"]) == 0
-    assert "--model.block.ff_skip.value " in capsys.readouterr().out
-    assert main(["fit", "--help", "modl"]) == 2
-    assert "did you mean 'model'?" in capsys.readouterr().err
+    assert "--model.block.ff_skip.value " in printed("validate", "--help", "model.block.ff_skip")
+    refused("did you mean 'model'?", "fit", "--help", "modl")

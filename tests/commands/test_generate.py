@@ -25,21 +25,16 @@ def run(tmp_path_factory: pytest.TempPathFactory, cache: str) -> Path:
     return folder
 
 
-def generated(capsys: pytest.CaptureFixture[str], run: Path, *options: str) -> str:
-    assert main(["generate", "--run", str(run), *options]) == 0
-    return capsys.readouterr().out
-
-
-def test_a_seed_gives_a_text_again(run: Path, capsys) -> None:
-    options = ("--prompt", "the", "--tokens", "12")
-    one = generated(capsys, run, *options)
+def test_a_seed_gives_a_text_again(run: Path, printed) -> None:
+    words = ("generate", "--run", run, "--prompt", "the", "--tokens", "12")
+    one = printed(*words)
     assert one.startswith("the")
-    assert generated(capsys, run, *options) == one
-    assert generated(capsys, run, *options, "--seed", "2") != one
-    greedy = generated(capsys, run, *options, "--temperature", "0")
-    assert greedy == generated(capsys, run, *options, "--top-k", "1", "--seed", "5")
-    assert greedy == generated(capsys, run, *options, "--top-p", "1e-9")
-    several = generated(capsys, run, *options, "--texts", "3").split("-" * 20 + "\n")
+    assert printed(*words) == one
+    assert printed(*words, "--seed", "2") != one
+    greedy = printed(*words, "--temperature", "0")
+    assert greedy == printed(*words, "--top-k", "1", "--seed", "5")
+    assert greedy == printed(*words, "--top-p", "1e-9")
+    several = printed(*words, "--texts", "3").split("-" * 20 + "\n")
     assert len(several) == 3
 
 
@@ -59,7 +54,7 @@ def test_a_mistake_is_one_line(run: Path, refused, options: list[str], said: str
     refused(said, "generate", "--run", run, *options)
 
 
-def test_a_run_of_bytes_and_documents_ends_with_its_text(tmp_path, monkeypatch, capsys) -> None:
+def test_a_run_of_bytes_and_documents_ends_with_its_text(tmp_path, monkeypatch, printed) -> None:
     data = {"tokenizer": "byte", "evaluation_stride": None, "intra_document_masking": True}
     config = causal_config(tmp_path, **data)
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
@@ -70,8 +65,8 @@ def test_a_run_of_bytes_and_documents_ends_with_its_text(tmp_path, monkeypatch, 
     for documents in (40, 6):  # of train and valid
         assert f"each of {documents} documents alone" in result["data"]["protocol"]
     assert result["metrics"]["val/bits_per_byte"] > 0
-    capsys.readouterr()
-    assert generated(capsys, found.parent, "--prompt", "ß", "--tokens", "3").startswith("ß")
+    words = ("generate", "--run", found.parent, "--prompt", "ß", "--tokens", "3")
+    assert printed(*words).startswith("ß")
 
 
 def test_lines_end_where_they_ended_in_training() -> None:

@@ -87,11 +87,18 @@ def test_the_last_checkpoint_has_the_metrics_of_the_result(unchanged: None) -> N
     assert float(found["val/nll"]) == pytest.approx(result["metrics"]["val/nll"], rel=1e-6)
 
 
-def test_a_checkpoint_file_is_evaluated_with_the_config_of_the_run(tmp_path: Path) -> None:
+def test_a_checkpoint_is_evaluated_with_the_config_of_the_run(tmp_path: Path) -> None:
+    """A file is taken, and never one in the place of another that is missing."""
     other = Path("experiments/mine/runs/two/checkpoints/last.ckpt")
     words = evaluation_words("mine/one", str(other), ["--verbose", "false"])
     assert words[:4] == ["--config", str(ONE / "config.yaml"), "--ckpt_path", str(other)]
     assert words[4:] == ["--trainer.logger=false", "--verbose", "false"]
+    run = tmp_path / "experiments/mine/runs/one"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").touch()
+    (run / "checkpoints/last.ckpt").touch()
+    with pytest.raises(UserError, match=r"best\.ckpt.*--checkpoint last"):
+        evaluation_words(run, "best", [])
 
 
 def test_every_flag_of_evaluation_is_one_of_the_parser() -> None:
@@ -136,15 +143,6 @@ def test_a_mistake_is_one_line(words: str, said: str, capfd) -> None:
     assert (out, err.count("\n")) == ("", 1)
     assert told(said).search(err)
     assert contents(ONE) == before
-
-
-def test_another_checkpoint_never_takes_the_place_of_a_missing_one(tmp_path: Path) -> None:
-    run = tmp_path / "experiments/mine/runs/one"
-    (run / "checkpoints").mkdir(parents=True)
-    (run / "config.yaml").touch()
-    (run / "checkpoints/last.ckpt").touch()
-    with pytest.raises(UserError, match=r"best\.ckpt.*--checkpoint last"):
-        evaluation_words(run, "best", [])
 
 
 LAMBDA = "lightning.pytorch.callbacks.LambdaCallback"

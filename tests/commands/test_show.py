@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_app.cli import main
 from lightning_app.commands.recorded import read_run
 from lightning_app.commands.run import compare_runs, differing
 from tests.records import reseal, unseal
@@ -23,20 +22,15 @@ def folder(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return trained
 
 
-def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(list(words)) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
+@pytest.fixture
+def run(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the run `mine/one`, to be changed."""
+    return Path(shutil.copytree("experiments/mine/runs/one", tmp_path / "copy"))
 
 
-def parsed(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
-    return json.loads(shown(capsys, *words, "--json"))
-
-
-def test_a_run_is_described_as_its_files_say(capsys) -> None:
+def test_a_run_is_described_as_its_files_say(printed) -> None:
     result = json.loads(Path("experiments/mine/runs/one/result.json").read_text())
-    tree = parsed(capsys, "show", "mine/one")
+    tree = json.loads(printed("show", "mine/one", "--json"))
     assert (tree["schema"], tree["command"]) == (1, "show")
     for name in ("id", "metrics", "steps", "seconds", "provenance", "device", "outcome_rule"):
         assert tree[name] == result[name], name
@@ -44,7 +38,7 @@ def test_a_run_is_described_as_its_files_say(capsys) -> None:
     assert (tree["preset"], tree["block"], tree["grid"]) == ("pre_ln", {}, "mine")
     assert tree["data"]["sizes"] == {"train": 30, "valid": 30, "test": 30}
     assert tree["checkpoints"] == ["last", "best"]
-    text = shown(capsys, "show", "mine/one")
+    text = printed("show", "mine/one")
     lines = dict(line.split(maxsplit=1) for line in text.splitlines())
     assert lines["block"] == "pre_ln"
     assert lines["outcome"].startswith("stalled (")
@@ -53,26 +47,16 @@ def test_a_run_is_described_as_its_files_say(capsys) -> None:
     assert f"torch {result['provenance']['libraries']['torch']}" in text
 
 
-def test_the_block_names_the_axes_that_differ_from_the_defaults(capsys, tmp_path: Path) -> None:
-    run = copy(tmp_path)
-    change(run / "config.yaml", model__block__norm="rms_norm")
-    record = json.loads((run / "identity.json").read_text())
-    record["config"]["model.block.norm"] = "rms_norm"
-    (run / "identity.json").write_text(json.dumps(record))
-    unseal(run / "result.json")
-    assert parsed(capsys, "show", str(run))["block"] == {"norm": "rms_norm"}
-    assert "pre_ln, norm=rms_norm" in shown(capsys, "show", str(run))
-
-
-def test_a_config_that_was_changed_after_the_run_is_refused(refused, tmp_path: Path) -> None:
-    run = copy(tmp_path)
+def test_the_block_names_its_axes_and_a_changed_config_is_refused(printed, refused, run) -> None:
     change(run / "config.yaml", model__block__norm="rms_norm")
     refused("config.yaml", "show", run)
     unseal(run / "result.json")
     refused("model.block.norm", "show", run)
-    shutil.rmtree(run)
-    run = copy(tmp_path)
-    unseal(run / "result.json")
+    record = json.loads((run / "identity.json").read_text())
+    record["config"]["model.block.norm"] = "rms_norm"
+    (run / "identity.json").write_text(json.dumps(record))
+    assert json.loads(printed("show", run, "--json"))["block"] == {"norm": "rms_norm"}
+    assert "pre_ln, norm=rms_norm" in printed("show", run)
     change(run / "config.yaml", trainer__max_steps=20000)  # the default, which no record holds
     refused("trainer.max_steps", "show", run)
 
@@ -81,18 +65,13 @@ def change(config: Path, **fields: object) -> None:
     config.write_text(yaml.safe_dump(changed(yaml.safe_load(config.read_text()), **fields)))
 
 
-def test_a_run_that_has_not_ended_says_so(capsys, tmp_path: Path) -> None:
-    run = copy(tmp_path)
+def test_a_run_that_has_not_ended_says_so(printed, run: Path) -> None:
     (run / "result.json").unlink()
-    tree = parsed(capsys, "show", str(run))
+    tree = json.loads(printed("show", run, "--json"))
     assert (tree["state"], tree["metrics"], tree["steps"]) == ("missing", {}, None)
     (run / "attempts/1/error.txt").write_text("Traceback\nValueError: boom\n")
-    tree = parsed(capsys, "show", str(run))
+    tree = json.loads(printed("show", run, "--json"))
     assert (tree["state"], tree["error"]) == ("failed", "ValueError: boom")
-
-
-def copy(tmp_path: Path) -> Path:
-    return Path(shutil.copytree("experiments/mine/runs/one", tmp_path / "copy"))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +84,7 @@ def copy(tmp_path: Path) -> Path:
         ("identity.json", "[]", "identity.json: damaged"),
     ],
 )
-def test_a_damaged_run_is_refused_in_one_line(refused, tmp_path, name, text, said: str) -> None:
-    run = copy(tmp_path)
+def test_a_damaged_run_is_refused_in_one_line(refused, run, name, text, said: str) -> None:
     if text is None:  # the result of another run
         text = Path("experiments/mine/runs/two/result.json").read_text()
     (run / name).write_text(text)
@@ -114,8 +92,8 @@ def test_a_damaged_run_is_refused_in_one_line(refused, tmp_path, name, text, sai
         refused(said, *words)
 
 
-def test_two_runs_are_compared(capsys) -> None:
-    tree = parsed(capsys, "diff", "mine/one", "mine/two")
+def test_two_runs_are_compared(printed) -> None:
+    tree = json.loads(printed("diff", "mine/one", "mine/two", "--json"))
     fields = {row["field"]: row for row in tree["config"]}
     assert fields.keys() == {"seed_everything", "data.seed", "trainer.default_root_dir"}
     row = {"field": "seed_everything", "left": 1, "right": 2, "counts": True}
@@ -127,26 +105,21 @@ def test_two_runs_are_compared(capsys) -> None:
     for row in tree["metrics"].values():
         assert row["difference"] == row["right"] - row["left"]
     assert tree["metrics"]["val/nll"]["difference"] != 0
-    text = shown(capsys, "diff", "mine/one", "mine/two")
+    text = printed("diff", "mine/one", "mine/two")
     assert "Two experiments:" in text
     assert "made by:" in text
 
 
-def test_equal_ids_are_said_plainly(capsys, tmp_path: Path) -> None:
-    run = copy(tmp_path)
+def test_equal_ids_are_said_plainly_and_a_missing_one_is_refused(printed, refused, run) -> None:
     result = json.loads((run / "result.json").read_text())
     result["provenance"]["libraries"]["torch"] = "1.0"
     reseal(run / "result.json", provenance=result["provenance"])
-    tree = parsed(capsys, "diff", "mine/one", str(run))
+    tree = json.loads(printed("diff", "mine/one", run, "--json"))
     assert tree["same_experiment"] is True
     assert [row["field"] for row in tree["provenance"]] == ["libraries.torch"]
-    text = shown(capsys, "diff", "mine/one", str(run))
+    text = printed("diff", "mine/one", run)
     assert "The same" in text
     assert "config: no difference" in text
-
-
-def test_a_run_without_an_identity_is_refused(refused, tmp_path: Path) -> None:
-    run = copy(tmp_path)
     (run / "identity.json").unlink()
     refused("identity.json is missing", "diff", "mine/one", run)
 

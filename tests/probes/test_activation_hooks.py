@@ -15,6 +15,8 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.probes.hooks import ActivationHooks, Row
 from lightning_app.probes.probe import stacks
+from tests.probes.test_measures import divergence, entropy
+from tests.probes.test_probe import number
 from tests.tiny import PAD, masked_model, randomise, sentences, translator, words
 
 CONFIGS = {
@@ -47,18 +49,12 @@ def watched(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> list[Row]
     return taps.rows(0)
 
 
-def number(rows: list[Row], quantity: str, stack: str, layer: int | None, head=None) -> float:
-    found = [r.value for r in rows if r[1:5] == (stack, layer, quantity, head)]
-    assert len(found) == 1, (quantity, stack, layer, head)
-    return found[0]
-
-
 def naive_maps(model: nn.Module, source: Tensor, target: Tensor) -> Maps:
     """The maps of every attention, a loop over cells, from what its linear layers were given."""
     seen: dict[tuple[str, str, int], dict[str, Tensor]] = {}
     makers: Any = {"queries_keys_values": ("query", "key")}
     makers |= {"queries": ("query",), "keys_values": ("key",)}
-    watched = []
+    watched = pytest.MonkeyPatch()
     for stack_name, stack in stacks(model).items():
         for layer, block in enumerate(stack.blocks, start=1):
             for kind in ("self", "cross"):
@@ -74,12 +70,10 @@ def naive_maps(model: nn.Module, source: Tensor, target: Tensor) -> Maps:
                         seen[key] |= dict.fromkeys(parts, x)
                         return make(x, angles)
 
-                    setattr(attention, method, keep)
-                    watched.append((attention, method))
+                    watched.setattr(attention, method, keep)
     with torch.no_grad():
         model(source, target[:, :-1])
-    for attention, method in watched:
-        delattr(attention, method)
+    watched.undo()
 
     real = {name: mask.numpy() for name, mask in real_of(source, target).items()}
     found: Maps = {}
@@ -132,16 +126,6 @@ def cells_of(
     return {**parts, "own": own, "total": total, "maps": maps, "rows": rows, "logits": logits}
 
 
-def entropy(p: np.ndarray) -> float:
-    return -sum(value * math.log(value) for value in p)
-
-
-def distance(p: np.ndarray, q: np.ndarray) -> float:
-    middle = (p + q) / 2
-    pairs = zip([*p, *q], [*middle, *middle], strict=True)
-    return sum(value * math.log2(value / m) for value, m in pairs) / 2
-
-
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_attention_is_seen_and_compared_as_by_a_loop(name: str) -> None:
@@ -182,13 +166,10 @@ def test_attention_is_seen_and_compared_as_by_a_loop(name: str) -> None:
         maps, lower, places = cells["maps"], below["maps"], cells["rows"]
         table = np.empty((2, 2))
         for i, j in np.ndindex(2, 2):
-            table[i, j] = np.mean([distance(maps[*row, i], lower[*row, j]) for row in places])
-        found = number(rows, f"{prefix}attention_distance", stack, layer)
-        assert found == pytest.approx(np.trace(table) / 2)
-        found = number(rows, f"{prefix}attention_distance", stack, layer, head=1)
-        assert found == pytest.approx(table[1, 1])
-        found = number(rows, f"{prefix}attention_matched", stack, layer)
-        assert found == pytest.approx(min(np.trace(table), np.trace(table[::-1])) / 2)
+            table[i, j] = np.mean([divergence(maps[*row, i], lower[*row, j]) for row in places])
+        check("attention_distance", np.trace(table) / 2)
+        check("attention_distance", table[1, 1], head=1)
+        check("attention_matched", min(np.trace(table), np.trace(table[::-1])) / 2)
 
 
 @pytest.mark.usefixtures("float64")
@@ -270,7 +251,9 @@ def outputs(model: nn.Module, inputs: tuple[Tensor, Tensor]) -> Iterator[Tensor]
 @pytest.mark.in_turn(24)
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
-def test_hooks_change_no_bit_and_are_removed(preset: str, positions: str) -> None:
+def test_hooks_change_no_bit_and_are_removed_even_after_an_error(
+    preset: str, positions: str
+) -> None:
     heads = 2 if preset == "differential" else 1
     architecture: dict[str, Any] = {"model_dim": 12, "num_heads": heads}
     model = randomise(translator(preset, positions=positions, **architecture)).eval()
@@ -294,9 +277,6 @@ def test_hooks_change_no_bit_and_are_removed(preset: str, positions: str) -> Non
             for quantity in ("hidden_norm", "sum_norm", "token_cosine", "attention_entropy"):
                 number(rows, quantity, stack, layer)
 
-
-def test_hooks_are_removed_after_an_error() -> None:
-    model = translator("pre_ln")
     with pytest.raises(ZeroDivisionError), ActivationHooks(model):
         raise ZeroDivisionError
-    assert hooks_of(model) == 0
+    assert hooks_of(model) == hooks

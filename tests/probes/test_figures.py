@@ -4,8 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.probes.figures import (
     BANDS,
@@ -21,6 +19,9 @@ from lightning_app.probes.figures import (
     write_probe_figures,
 )
 from lightning_app.probes.hooks import Probed, Row
+
+SINGLE = Lines("x", {"a": "A"})
+"""A figure with one panel a stack."""
 
 
 def curve(quantity: str, stack: str, *values: float, head: int | None = None) -> list[Row]:
@@ -62,7 +63,7 @@ def test_a_panel_shows_every_variant_and_every_layer() -> None:
     assert titles == ["encoder", "decoder", "decoder, cross-attention"]
 
 
-def test_no_logarithm_of_zero_and_no_number_that_is_none() -> None:
+def test_an_axis_is_logarithmic_for_a_wide_spread_and_then_without_zero_and_nan() -> None:
     variant = Probed("rezero", curve("w2_expected_gradient", "encoder", 0.0, math.nan, 2.0))
     gradients = next(lines for lines in LINES if lines.log)
     figure: Any = line_figure(gradients, [variant])
@@ -70,12 +71,9 @@ def test_no_logarithm_of_zero_and_no_number_that_is_none() -> None:
     assert figure.axes[0].get_yscale() == "log"
     only = Probed("rezero", curve("w2_expected_gradient", "encoder", 0.0, 0.0))
     assert line_figure(gradients, [only]) is None
-
-
-@pytest.mark.parametrize(("top", "scale"), [(20.0, "linear"), (40.0, "log")])
-def test_a_wide_spread_has_a_logarithmic_axis(top: float, scale: str) -> None:
-    drawn: Any = line_figure(Lines("x", {"a": "A"}), [Probed("x", curve("a", "encoder", 1.0, top))])
-    assert drawn.axes[0].get_yscale() == scale
+    for top, scale in ((20.0, "linear"), (40.0, "log")):
+        figure = line_figure(SINGLE, [Probed("x", curve("a", "encoder", 1.0, top))])
+        assert figure.axes[0].get_yscale() == scale
 
 
 def test_there_is_a_box_for_each_head_of_each_layer_coloured_by_its_median() -> None:
@@ -107,6 +105,7 @@ def test_gains_have_a_panel_each() -> None:
 
 
 def test_a_preset_looks_the_same_whatever_is_beside_it_and_others_take_what_is_left() -> None:
+    """The curves of a figure and its legend are in these looks."""
     every = looks(PRESETS)
     assert len({str(style) for style in every.values()}) == len(PRESETS)
     for name in PRESETS:
@@ -116,10 +115,8 @@ def test_a_preset_looks_the_same_whatever_is_beside_it_and_others_take_what_is_l
     assert mixed == {"post_ln": curve_style(0), "first": curve_style(1), "second": curve_style(2)}
     assert looks(["first", "second"]) == {"first": curve_style(0), "second": curve_style(1)}
 
-
-def test_curves_and_legend_are_in_the_look_of_their_preset() -> None:
     probed = [Probed(name, curve("a", "encoder", 1.0, 2.0)) for name in ("sas", "post_ln", "x")]
-    figure: Any = line_figure(Lines("x", {"a": "A"}), probed)
+    figure: Any = line_figure(SINGLE, probed)
     expected = [style["color"] for style in looks(["sas", "post_ln", "x"]).values()]
     own = [curve_style(place)["color"] for place in (list(PRESETS).index("sas"), 0)]
     assert expected == [*own, "#D55E00"]

@@ -7,25 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from lightning_app.blocks.attention import Attention
-from lightning_app.models.loss import ObjectiveConfig
 from lightning_app.probes.probe import attention_maps
-from lightning_app.tasks.base import build_task
-from lightning_app.tasks.masked_lm import MaskedBatch
-from lightning_app.tasks.translation import TranslationBatch
-from tests.tiny import NUM_HEADS, masked_model, randomise, sentences, translator
+from tests.probes.test_probe import objective, pairs, windows
+from tests.tiny import NUM_HEADS, masked_model, randomise, translator
 
 ATTENTIONS = {
     "encoder": "encoder.blocks.{}.self_attention",
     "decoder": "decoder.blocks.{}.self_attention",
     "cross": "decoder.blocks.{}.cross_attention",
 }
-
-TRANSLATION = build_task(ObjectiveConfig())
-
-
-def batch() -> TranslationBatch:
-    source, target = sentences()
-    return TranslationBatch(source, target, torch.arange(len(source)), torch.tensor(1.0))
 
 
 class Heard:
@@ -50,9 +40,9 @@ class Heard:
 def test_the_maps_are_those_that_the_layers_use(preset: str) -> None:
     torch.manual_seed(0)
     model = randomise(translator(preset))
-    sentence = TRANSLATION.longest(batch())
+    sentence = objective().longest(pairs())
     heard = Heard(model)
-    maps = attention_maps(model, TRANSLATION, sentence)
+    maps = attention_maps(model, objective(), sentence)
     assert maps["encoder"].shape == (3, NUM_HEADS, 7, 7)
     assert maps["decoder"].shape == (2, NUM_HEADS, 10, 10)
     assert maps["cross"].shape == (2, NUM_HEADS, 10, 7)
@@ -70,9 +60,9 @@ def test_the_maps_are_those_that_the_layers_use(preset: str) -> None:
 
 def test_the_model_is_left_as_it_was() -> None:
     model = translator("sas", dropout=0.5).train()
-    sentence = TRANSLATION.longest(batch())
+    sentence = objective().longest(pairs())
     state = torch.get_rng_state()
-    attention_maps(model, TRANSLATION, sentence)
+    attention_maps(model, objective(), sentence)
     assert torch.equal(state, torch.get_rng_state())
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
@@ -80,22 +70,18 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_an_encoder_alone_has_its_own_maps_alone() -> None:
-    tokens = torch.arange(5, 5 + 2 * 11).reshape(2, 11).clamp(max=16)
-    masked = MaskedBatch(
-        tokens, torch.tensor([3, 14]), torch.tensor([7, 8]), torch.arange(2), torch.tensor(1.0)
-    )
-    objective = build_task(ObjectiveConfig(kind="masked_lm"))
-    maps = attention_maps(masked_model("pre_ln"), objective, objective.longest(masked))
-    assert {name: each.shape for name, each in maps.items()} == {"encoder": (3, NUM_HEADS, 11, 11)}
-    torch.testing.assert_close(maps["encoder"].sum(dim=-1), torch.ones(3, NUM_HEADS, 11))
+    task = objective("masked_lm")
+    maps = attention_maps(masked_model("pre_ln"), task, task.longest(windows()))
+    assert {name: each.shape for name, each in maps.items()} == {"encoder": (3, NUM_HEADS, 7, 7)}
+    torch.testing.assert_close(maps["encoder"].sum(dim=-1), torch.ones(3, NUM_HEADS, 7))
 
 
 def test_the_longest_pair_stands_alone_without_padding() -> None:
-    whole = batch()
-    found = TRANSLATION.longest(whole)
+    whole = pairs()
+    found = objective().longest(whole)
     assert torch.equal(found[0], whole.source[:1])
     assert torch.equal(found[1], whole.target[:1])
     turned = whole._replace(source=whole.source.flip(0), target=whole.target.flip(0))
-    assert torch.equal(TRANSLATION.longest(turned)[1], whole.target[:1])
+    assert torch.equal(objective().longest(turned)[1], whole.target[:1])
     short = whole._replace(source=whole.source[1:], target=whole.target[1:])
-    assert [text.shape[1] for text in TRANSLATION.longest(short)[:2]] == [4, 6]
+    assert [text.shape[1] for text in objective().longest(short)[:2]] == [4, 6]

@@ -16,10 +16,6 @@ LENGTHS = (7, 2, 1, 5)
 REAL = torch.tensor([[i < n for i in range(max(LENGTHS))] for n in LENGTHS])
 
 
-def states(dim: int = 11) -> Tensor:
-    return torch.randn(len(LENGTHS), max(LENGTHS), dim)
-
-
 def maps(rows: int = 13, heads: int = 3, keys: int = 5) -> Tensor:
     return (2 * torch.randn(rows, heads, keys)).softmax(dim=-1)
 
@@ -39,44 +35,26 @@ def divergence(p: np.ndarray, q: np.ndarray) -> float:
     return total
 
 
-def test_squared_norms() -> None:
-    x = states()
-    found = measures.squared_norms(x, REAL).tolist()
-    expected = [
-        sum(value**2 for value in x[row, place].tolist()) / x.shape[2]
-        for row, length in enumerate(LENGTHS)
-        for place in range(length)
-    ]
-    assert found == pytest.approx(expected)
-
-
-def test_token_cosines_are_means_over_pairs() -> None:
-    x = states()
-    expected = []
+@pytest.mark.parametrize("dim", [3, 11, 23])
+def test_squared_norms_cosines_and_ranks_of_the_tokens_of_a_text(dim: int) -> None:
+    """Cosines are means over pairs, ranks come from the singular values; one token has neither."""
+    x = torch.randn(len(LENGTHS), max(LENGTHS), dim)
+    norms, cosines, ranks = [], [], []
     for row, length in enumerate(LENGTHS):
         tokens = x[row, :length].numpy()
-        pairs = [
-            a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
-            for a, b in itertools.combinations(tokens, 2)
-        ]
-        if pairs:
-            expected.append(np.mean(pairs))
-    assert measures.token_cosines(x, REAL).tolist() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("dim", [3, 23])
-def test_token_ranks_are_those_of_the_singular_values(dim: int) -> None:
-    x = states(dim)
-    expected = []
-    for row, length in enumerate(LENGTHS):
+        norms += [sum(value**2 for value in token.tolist()) / dim for token in tokens]
         if length > 1:
-            s = np.linalg.svd(x[row, :length].numpy(), compute_uv=False)
-            expected.append(math.exp(entropy(s / s.sum())))
-    assert measures.token_ranks(x, REAL).tolist() == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_state_that_is_not_finite_has_no_rank() -> None:
-    x = states()
+            pairs = [
+                a @ b / (np.linalg.norm(a) * np.linalg.norm(b))
+                for a, b in itertools.combinations(tokens, 2)
+            ]
+            cosines.append(np.mean(pairs))
+            s = np.linalg.svd(tokens, compute_uv=False)
+            ranks.append(math.exp(entropy(s / s.sum())))
+    assert measures.squared_norms(x, REAL).tolist() == pytest.approx(norms)
+    assert measures.token_cosines(x, REAL).tolist() == pytest.approx(cosines)
+    assert measures.token_ranks(x, REAL).tolist() == pytest.approx(ranks, rel=1e-5)
+    # A state that is not finite has no rank.
     x[0, 0, 0] = torch.nan
     x[3, 4, 1] = torch.inf
     assert measures.token_ranks(x, REAL).isnan().tolist() == [True, False, True]
@@ -90,17 +68,13 @@ def test_entropies() -> None:
     assert float(measures.entropies(torch.full((4,), 0.25))) == pytest.approx(math.log(4))
 
 
-def test_map_distances() -> None:
+def test_map_distances_in_each_row_and_of_every_head_to_every_head_below() -> None:
     p, q = maps(), maps()
     expected = [
         [divergence(a, b) for a, b in zip(*rows, strict=True)]
         for rows in zip(p.numpy(), q.numpy(), strict=True)
     ]
     np.testing.assert_allclose(measures.map_distances(p, q).numpy(), expected, atol=1e-12)
-
-
-def test_head_distances_pair_every_head_with_every_head_below() -> None:
-    p, q = maps(), maps()
     table = measures.head_distances(p, q).numpy()
     for i, j in itertools.product(range(3), range(3)):
         expected = np.mean([divergence(p[r, i].numpy(), q[r, j].numpy()) for r in range(len(p))])

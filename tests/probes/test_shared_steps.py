@@ -47,8 +47,12 @@ def with_copied_blocks(model: nn.Module, block: BlockConfig) -> nn.Module:
 def test_each_step_is_measured_as_a_layer_with_copied_weights(block: BlockConfig) -> None:
     """States, maps, gradients of one layer alone, gains, updates: every row is the same."""
     model = randomise(translator(block, decoder_depth=3))
+    names = [name for name, _ in model.named_parameters()]
     untied, batches = with_copied_blocks(model, block), [pairs()]
     ours = values(probe(model, objective(), batches, positions=1))
+    # The shared parameter is still registered under its name.
+    assert [name for name, _ in model.named_parameters()] == names
+    assert all("weight" not in vars(part) for part in model.modules())
     theirs = values(probe(untied, objective(), batches, positions=1))
     assert ours.keys() == theirs.keys()
     assert ours == pytest.approx(theirs, rel=1e-9)
@@ -63,14 +67,6 @@ def test_each_step_is_measured_as_a_layer_with_copied_weights(block: BlockConfig
         updates.append(values(update_ratios(each, before, 1)))
     assert updates[0] == pytest.approx(updates[1])
     assert layers_by_rank(model) == layers_by_rank(untied)
-
-
-def test_a_probe_leaves_the_shared_parameter_registered_under_its_name() -> None:
-    model = randomise(translator(SHARED["mean"], decoder_depth=3))
-    names = [name for name, _ in model.named_parameters()]
-    probe(model, objective(), [pairs()], positions=1)
-    assert [name for name, _ in model.named_parameters()] == names
-    assert all("weight" not in vars(part) for part in model.modules())
 
 
 def seen(model: nn.Module, batch: Any) -> dict[str, list[tuple[Tensor, Tensor]]]:
@@ -117,8 +113,7 @@ def test_halted_tokens_do_not_count_and_are_in_no_map() -> None:
         for drawn, (_, running) in zip(maps[key], steps[name], strict=True):
             assert torch.equal(drawn.isnan().all(dim=-1)[0], ~running[0])
 
-
-def test_a_layer_that_no_token_reaches_is_not_measured() -> None:
+    # A layer that no token reaches is not measured.
     block = replace(HALTING, halting=HaltingSpec(bias=40.0))
     rows = values(probe(translator(block), objective(), [pairs()], positions=1))
     assert {place.layer for place in rows if place.quantity == "attention_entropy"} == {1}
