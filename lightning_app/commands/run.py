@@ -705,6 +705,9 @@ def prepare_corpus(
         settings = shipped_data(data)
     elif root is None and CORPORA[data].needs_root:
         raise UserError(f"prepare: --data {data} needs --root, the folder of its files")
+    elif CORPORA[data].holds_ids:
+        kind = {"task": "causal_lm", "tokenizer": "ids", "vocab_size": None}
+        settings = DataConfig(name=data, root=root, **kind)
     else:
         settings = DataConfig(name=data, root=root)
     if root is not None:

@@ -182,8 +182,11 @@ def _read(path: Path) -> dict[str, Any]:
 @lru_cache(maxsize=1024)
 def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
     """Return what a checkpoint records about its model, cached until the file changes."""
+    from lightning_app.config.identity import completed
+
     checkpoint = _read(path)
-    parameters = checkpoint["hyper_parameters"]
+    parts = {part: checkpoint["hyper_parameters"][part] for part in _FREE}
+    parameters = completed({"model": parts})["model"]  # an earlier version lacks later fields
     data = data_state(checkpoint) or {}
     return {
         **{part: dict(_leaves(parameters[part])) for part in _FREE},

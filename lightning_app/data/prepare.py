@@ -579,6 +579,9 @@ def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
             f"sha256 {meta['tokenizer_sha256'][:16]}",
         ),
     ]
+    if meta["tokenizer"] == "file":  # that its ids are those of this tokenizer is for the eye
+        text = corpus.tokenizer.decode(corpus.ids("valid", kind.predicted)[:50])
+        rows.append(("", f"valid begins {text[:60]!r}"))
     for split, size in meta["sizes"].items():
         drops = meta["dropped"][split]
         why = ", ".join(f"{n:,} {reason.replace('_', ' ')}" for reason, n in drops.items())

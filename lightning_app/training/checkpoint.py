@@ -21,7 +21,7 @@ from lightning.pytorch.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_app.config.classes import CLASS_FIELDS
-from lightning_app.config.identity import leaves
+from lightning_app.config.identity import completed, leaves
 from lightning_app.core.errors import UserError, peak_resident_bytes
 from lightning_app.core.files import move, seal, write_whole
 from lightning_app.core.schema import as_written
@@ -170,8 +170,8 @@ def check_checkpoint(
                 f"and {as_written(model.get(field))} in the config"
             )
     for part in parts:
-        # A tuple is a list in the config.
-        known = json.loads(json.dumps(stored[part]))
+        # A tuple is a list in the config, and an earlier version lacks later fields.
+        known = completed({"model": {part: json.loads(json.dumps(stored[part]))}})["model"][part]
         there, here = dict(leaves(known)), dict(leaves(dict(model[part])))
         free = OF_EVALUATION.get(part, frozenset()) if evaluates else set()
         for key in sorted((there.keys() | here.keys()) - free):

@@ -16,6 +16,7 @@ from lightning_app.config.config import Config, load_config
 from lightning_app.config.sources import FIELDS_OF, Written
 from lightning_app.core.errors import UserError
 from lightning_app.core.schema import hint_at
+from lightning_app.training import checkpoint
 from lightning_app.training.run import TrainingRun
 from tests.records import unseal
 from tests.told import told
@@ -79,8 +80,8 @@ def test_predict_writes_a_line_for_each_row_and_nothing_else(capfd, unchanged: N
 def test_the_last_checkpoint_has_the_metrics_of_the_result(unchanged: None) -> None:
     words = evaluation_words("mine/one", "last", [])
     written = Written(words, FIELDS_OF["validate"])
-    checkpoint = written.fields["ckpt_path"]
-    run = TrainingRun(load_config(written), command="validate", ckpt_path=checkpoint)
+    file = written.fields["ckpt_path"]
+    run = TrainingRun(load_config(written), command="validate", ckpt_path=file)
     run.evaluate(verbose=False)
     found = run.trainer.callback_metrics
     result = json.loads((ONE / "result.json").read_text())
@@ -99,6 +100,19 @@ def test_a_checkpoint_is_evaluated_with_the_config_of_the_run(tmp_path: Path) ->
     (run / "checkpoints/last.ckpt").touch()
     with pytest.raises(UserError, match=r"best\.ckpt.*--checkpoint last"):
         evaluation_words(run, "best", [])
+
+
+def test_a_checkpoint_of_an_earlier_version_has_the_defaults_of_later_fields(monkeypatch) -> None:
+    path = ONE / "checkpoints/last.ckpt"
+    stored = checkpoint.read_checkpoint(path)
+    for name in ("initial", "parametrization"):
+        del stored["hyper_parameters"]["architecture"][name]
+    monkeypatch.setattr(checkpoint, "read_checkpoint", lambda path: stored)
+    model = yaml.safe_load((ONE / "config.yaml").read_text())["model"]
+    checkpoint.check_checkpoint(path, model)
+    model["architecture"]["initial"] = "normal"
+    with pytest.raises(UserError, match=r"initial is xavier there and normal"):
+        checkpoint.check_checkpoint(path, model)
 
 
 def test_every_flag_of_evaluation_is_one_of_the_parser() -> None:

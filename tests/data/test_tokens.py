@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from lightning_app.core.errors import UserError
 from lightning_app.data import tokenizer
 from lightning_app.data.config import DataConfig
-from lightning_app.data.prepare import prepare, shifted
+from lightning_app.data.prepare import corpus_summary, prepare, shifted
 from lightning_app.data.sources import known_digest
 from lightning_app.data.tokenizer import load_tokenizer, unigram_entropy
 from lightning_app.tasks import causal_lm
@@ -149,6 +149,21 @@ def test_written_ids_are_read_as_the_text_is(tmp_path, monkeypatch):
         assert all(a.equal(b) for a, b in zip(ours[item][:4], theirs[item][:4], strict=True))
     with pytest.raises(UserError, match="--tokens"):
         prepare(config_of(tmp_path / "ids")).write_ids(tmp_path / "again")
+
+
+def test_ids_beyond_a_tokenizer_are_refused_and_its_text_is_shown(tmp_path, files, lines):
+    ids = np.concatenate(ids_of(files["json"], lines))
+    for split in ("train", "val"):
+        ids.astype("<u2").tofile(tmp_path / f"{split}.bin")
+    right, wrong = (
+        config_of(tmp_path, tokenizer="file", tokenizer_file=str(files[kind]))
+        for kind in ("json", "pieces")
+    )
+    spelled = "".join(lines)
+    assert prepare(right).meta["text"]["valid"]["bytes"] == len(spelled.encode())
+    with pytest.raises(UserError, match=r"data\.(tokenizer_file|vocab_size)"):
+        prepare(wrong)
+    assert f"valid begins {lines[0][:30]!r}"[:-1] in corpus_summary(prepare(right), 64)
 
 
 PLAIN = IDS.astype("<u2").tobytes()
