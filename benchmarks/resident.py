@@ -1,6 +1,6 @@
 """Does the resident memory of a run stay flat over a gigabyte of token ids?
 
-    python benchmarks/resident.py FIGURE.png [--tokens 500000000] [--steps 600]
+    python benchmarks/resident.py FIGURE.png [--tokens 500000000] [--steps 1500]
 
 Writes ids below 1,000, ten million random ones again and again, in the format of nanoGPT, trains a
 small model on windows at random places, and draws the resident memory of its process over time.
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("figure", type=Path)
     parser.add_argument("--tokens", type=int, default=500_000_000)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=1500)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         seen = train(Path(folder), given.tokens, given.steps)

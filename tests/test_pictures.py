@@ -11,7 +11,14 @@ from tests.pages import PAGES, ROOT, inline, typed
 ENDINGS = {".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp"}
 FOLDERS = ("docs", "ablations", "benchmarks")
 STUDIES = sorted((ROOT / "ablations" / "results").glob("*/README.md"))
-OUTSIDE = [ROOT / "ablations/README.md", *STUDIES, *ROOT.glob("*.md"), ROOT / "data/README.md"]
+COSTS = ROOT / "benchmarks/README.md"
+OUTSIDE = [
+    ROOT / "ablations/README.md",
+    *STUDIES,
+    *ROOT.glob("*.md"),
+    ROOT / "data/README.md",
+    COSTS,
+]
 SHOWN = re.compile(r"!\[[^\]]*\]\(([^)\s#]+)|(?:src|srcset)=\"([^\"#]+)\"")
 FENCE = re.compile(r"^```.*?^```$", re.M | re.S)
 CODE = re.compile(r"`[^`\n]+`")
@@ -31,6 +38,8 @@ MAKERS = (
         "ablate report joint --publish published/joint",
         r"ablations/results/\w+/headline-(light|dark)\.svg",
     ),
+    Maker("python -m benchmarks.tuned_beside", r"ablations/results/tuned/beside-(light|dark)\.svg"),
+    Maker("python benchmarks/resident.py benchmarks/resident.svg", r"benchmarks/resident\.svg"),
 )
 
 
@@ -70,7 +79,8 @@ def test_every_picture_is_shown_there_and_made_by_one_command() -> None:
 @pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.command)
 def test_the_command_stands_in_the_documentation(maker: Maker) -> None:
     program = maker.command.split()[0]
-    assert maker.command in [*typed(), *(command for _, command in inline(program))]
+    of_costs = map(str.strip, COSTS.read_text("utf-8").splitlines())
+    assert maker.command in [*typed(), *(command for _, command in inline(program)), *of_costs]
 
 
 def test_the_script_of_the_screenshots_writes_what_lies_there() -> None:

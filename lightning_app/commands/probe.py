@@ -272,7 +272,7 @@ def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[T
 
 def _check_scaled(model: dict[str, Any]) -> None:
     """Refuse a sharpness relative to Adam's second moment for steps that it does not scale."""
-    optimizer, rates = model["optimizer"], model["architecture"].get("parametrization")
+    optimizer, rates = model["optimizer"], model.get("architecture", {}).get("parametrization")
     kind, factor = optimizer["kind"], optimizer.get("block_rate", 1.0)
     if factor != 1.0 or rates == "mup":
         said = (

@@ -432,7 +432,7 @@ def given_tokenizer(config: DataConfig) -> Path:
     """Return the file of a ready tokenizer.
 
     Raises:
-        UserError: if there is none.
+        UserError: if it is missing.
     """
     path = Path(config.tokenizer_file or "").expanduser()
     if not path.is_file():

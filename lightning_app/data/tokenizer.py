@@ -256,7 +256,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer in a file: of this package, a SentencePiece model or tokenizer.json.
 
     Raises:
-        UserError: if the file is none of these.
+        UserError: for any other file.
     """
     data = path.read_bytes()
     if data == _BYTES:

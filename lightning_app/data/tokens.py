@@ -26,7 +26,7 @@ class TokenFiles(CorpusReader):
         """Return the files of each split, each of which is a column.
 
         Raises:
-            UserError: if there are none to train or to validate on.
+            UserError: if no file trains or validates.
         """
         columns: dict[str, dict[str, Path]] = {}
         for split, stem in config.splits.items():

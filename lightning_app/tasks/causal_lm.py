@@ -53,7 +53,7 @@ class CausalBatch(NamedTuple):
 
 
 _LARGE = 1 << 26
-"""The bytes of ids from which each batch maps their file anew: a mapping keeps what was read."""
+"""The bytes of ids from which each batch maps their file again: a mapping keeps what was read."""
 
 
 def blank_batch(predicted: int, documents: Tensor | None = None) -> CausalBatch:

@@ -142,7 +142,7 @@ def test_written_ids_are_read_as_the_text_is(tmp_path, monkeypatch):
         if key == "text":
             theirs, ours = theirs["valid"], ours["valid"]
         assert theirs == ours
-    monkeypatch.setattr(causal_lm, "_LARGE", 0)  # each batch maps the file anew
+    monkeypatch.setattr(causal_lm, "_LARGE", 0)  # each batch maps the file again
     ours, theirs = (CausalRows(corpus, "train", 16, seed=1) for corpus in (read, text))
     for place in range(len(ours)):
         item = 0, np.array([place])
