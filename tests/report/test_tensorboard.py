@@ -340,7 +340,7 @@ def test_only_new_leaves_alone_what_is_newer_than_its_result_and_plan(make_grid,
     write_index(grid.folder, only_new=True)
     for path in grid.folder.parent.rglob("*"):  # files of one tick of the clock have equal times
         age = 10 if path.name == "plan.json" else 20 if path.suffix == ".run" else 30
-        os.utime(path, (time.time() - age,) * 2)
+        os.utime(path, (time.time() - age, time.time() - age))
     made: list[str] = []
     original = tensorboard.run_text
     monkeypatch.setattr(
