@@ -149,7 +149,10 @@ class PreparedCorpus:
         return tokenizer.load_tokenizer(self.tokenizer_file)
 
     def ids(self, split: str, column: str) -> np.ndarray:
-        """Return all token ids of a column, int32, memory-mapped; every row ends in EOS."""
+        """Return all token ids of a column, memory-mapped; every row of text ends in EOS.
+
+        int32, or uint16 for files of ids that it holds.
+        """
         return np.load(self.folder / f"{split}.{column}.ids.npy", mmap_mode="r")
 
     def write_ids(self, folder: Path) -> None:
@@ -166,9 +169,13 @@ class PreparedCorpus:
                 f"'{self.meta['tokenizer']}' and {size:,} ids"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        for split in self.meta["sizes"]:
-            self.ids(split, "text").astype("<u2").tofile(folder / f"{split}.bin")
-        (folder / self.tokenizer_file.name).write_bytes(self.tokenizer_file.read_bytes())
+        files = {split: folder / f"{split}.bin" for split in self.meta["sizes"]}
+        model = folder / self.tokenizer_file.name
+        if there := [path for path in (*files.values(), model) if path.exists()]:
+            raise UserError(f"prepare: --tokens: {there[0]} exists already; nothing was written")
+        for split, path in files.items():
+            self.ids(split, "text").astype("<u2").tofile(path)
+        model.write_bytes(self.tokenizer_file.read_bytes())
 
     def offsets(self, split: str, column: str) -> np.ndarray:
         """Return where each row begins, int64, (rows + 1,), memory-mapped."""
@@ -286,6 +293,8 @@ def open_ids(path: Path) -> np.ndarray:
                 f"{path}: {size:,} bytes and version {head[1]}, but its header tells {head[2]:,} "
                 f"ids, which need {asked:,} bytes and version {version}: truncated or damaged"
             )
+    elif head and head[0] // 10_000 == 2024:  # no ids of nanoGPT: the first would be above 54,000
+        raise UserError(f"{path}: unknown header {head[0]}; expected one of {[*_FORMATS]}, or none")
     if size <= begin or (size - begin) % np.dtype(kind).itemsize:
         raise UserError(f"{path}: {size:,} bytes are not a number of ids of 16 bits")
     return np.memmap(path, kind, "r", begin)

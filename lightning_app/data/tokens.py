@@ -30,7 +30,7 @@ class TokenFiles(CorpusReader):
         """
         columns: dict[str, dict[str, Path]] = {}
         for split, stem in config.splits.items():
-            words = {stem, "val"} if stem == "valid" else {stem}
+            words = {stem, "val", "validation"} if stem == "valid" else {stem}
             paths = [
                 path
                 for path in sorted(root.glob("*.bin"))

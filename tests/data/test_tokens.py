@@ -147,8 +147,9 @@ def test_written_ids_are_read_as_the_text_is(tmp_path, monkeypatch):
     for place in range(len(ours)):
         item = 0, np.array([place])
         assert all(a.equal(b) for a, b in zip(ours[item][:4], theirs[item][:4], strict=True))
-    with pytest.raises(UserError, match="--tokens"):
-        prepare(config_of(tmp_path / "ids")).write_ids(tmp_path / "again")
+    for corpus, folder in ((prepare(config_of(tmp_path / "ids")), "again"), (text, "ids")):
+        with pytest.raises(UserError, match="--tokens"):
+            corpus.write_ids(tmp_path / folder)
 
 
 def test_ids_beyond_a_tokenizer_are_refused_and_its_text_is_shown(tmp_path, files, lines):
@@ -175,6 +176,7 @@ PLAIN = IDS.astype("<u2").tobytes()
         (PLAIN[:-1], {}, ["train.bin", "9,999"]),
         (with_header(IDS[1:], "<u2", 20240520, 1, 5000), {}, ["train.bin", "11,024", "5,000"]),
         (with_header(IDS, "<u2", 20240520, 2, 5000), {}, ["train.bin", "version 2"]),
+        (with_header(IDS, "<u2", 20240522, 1, 5000), {}, ["train.bin", "20240522"]),
         (b"", {}, ["train.bin", "0 bytes"]),
         (PLAIN, {"vocab_size": 200}, ["train.bin", "199", f"{np.argmax(IDS >= 200):,}"]),
         (PLAIN, {"splits": "test"}, ["val"]),
@@ -184,7 +186,7 @@ PLAIN = IDS.astype("<u2").tobytes()
         (PLAIN, {"task": "masked_lm"}, ["data.name", "'masked_lm'"]),
         (PLAIN, {"intra_document_masking": True}, ["intra_document_masking", "'tokens'"]),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_wrong_input_is_named(tmp_path, content, fields, said):
     (tmp_path / "train.bin").write_bytes(content)
