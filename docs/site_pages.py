@@ -24,6 +24,7 @@ OUTSIDE = (
     "ablations/results/*/*.csv",
     "ablations/results/*/*.svg",
     "benchmarks/README.md",
+    "benchmarks/*.svg",
     "data/README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
