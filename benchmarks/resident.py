@@ -39,7 +39,7 @@ def train(folder: Path, tokens: int, steps: int) -> list[tuple[float, float]]:
     CONFIG["trainer"]["max_steps"] = steps
     CONFIG["model"]["architecture"]["num_heads"] = 2
     CONFIG["data"] = {"name": "tokens", "root": str(folder), "cache": str(folder / "cache")}
-    CONFIG["data"] |= {"tokenizer": "ids", "vocab_size": 1000, "order": "random"}
+    CONFIG["data"] |= {"tokenizer": "ids", "vocab_size": 1005, "order": "random"}
     CONFIG["data"] |= {"window": 64, "tokens_per_batch": 4096}
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     call = ["fit", "--config", "config.yaml", "--trainer.default_root_dir", "run"]

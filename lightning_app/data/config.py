@@ -140,8 +140,9 @@ class DataConfig:
     """A SentencePiece model, or a tokenizer.json of Hugging Face's tokenizers. Its ids follow the
     five special ones, and nothing of its own marks or ends a text (tokenizer file)."""
     vocab_size: int | None = 10000
-    """Number of ids, shared by both languages; null: every word or character of the training
-    split, as always for char and byte; for ids the largest and those below it."""
+    """Number of ids with the five special ones, shared by both languages; null: every word or
+    character of the training split, as always for char and byte; for ids the largest and those
+    below it."""
     window: int = 128
     """Tokens in a window of packed text (masked_lm, causal_lm), or the maximum of a row, marks
     included, if next sentences are predicted and in glue, which cuts longer texts, and squad,

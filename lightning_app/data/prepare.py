@@ -348,10 +348,10 @@ def _write_ids(folder: Path, config: DataConfig, source: Source) -> None:
     paths = {split: list(columns.values()) for split, columns in source.columns.items()}
 
     def every_id() -> bytes:
+        if config.vocab_size is not None:
+            return tokenizer.numbers_file(config.vocab_size - tokenizer.SPECIALS)
         found = (part for of in paths.values() for path in of for part in parts(open_ids(path)))
-        return tokenizer.numbers_file(
-            config.vocab_size or 1 + max(int(part.max()) for part in found)
-        )
+        return tokenizer.numbers_file(1 + max(int(part.max()) for part in found))
 
     known = _model(folder, config, every_id)
     kind = "<u2" if known.vocab_size <= 1 << 16 else "<i4"

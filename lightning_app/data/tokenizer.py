@@ -192,6 +192,14 @@ class Ready(Tokenizer):
         from lightning_app.scores.offsets import PieceOffsets
 
         ids, begins, ends = (np.array(each, dtype=np.int64) for each in self._encode(text))
+        left = list(text)
+        for begin, end in zip(begins, ends, strict=True):
+            left[begin:end] = " " * (end - begin)
+        if len(left) > len(text) or "".join(left).strip() or (np.diff(begins) < 0).any():
+            raise UserError(
+                f"data.tokenizer_file: its pieces do not cover '{text:.40}' in order; a task with "
+                "answers in a text needs a tokenizer that keeps all characters"
+            )
         return PieceOffsets(text, SPECIALS + ids, begins, ends)
 
     def decode(self, ids: Iterable[int]) -> str:

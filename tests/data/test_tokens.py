@@ -15,7 +15,7 @@ from lightning_app.data import tokenizer
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import corpus_summary, prepare, shifted
 from lightning_app.data.sources import known_digest
-from lightning_app.data.tokenizer import load_tokenizer, unigram_entropy
+from lightning_app.data.tokenizer import Ready, load_tokenizer, unigram_entropy
 from lightning_app.tasks import causal_lm
 from lightning_app.tasks.causal_lm import CausalRows
 from lightning_app.training.datamodule import TextDataModule
@@ -72,6 +72,13 @@ def test_a_ready_tokenizer_gives_the_ids_of_its_library(files, lines, kind):
     offsets = ours.offsets(text)
     assert offsets.ids.tolist() == ours.encode(text)
     assert offsets.text_of(*offsets.pieces_of(11, 14)) == "das"
+
+
+def test_pieces_that_drop_characters_have_no_offsets():
+    dropping = Ready(9, lambda text: ([1, 2], [0, 5], [3, 8]), str)
+    assert len(dropping.offsets("ein  tag")) == 2
+    with pytest.raises(UserError, match=r"data\.tokenizer_file"):
+        dropping.offsets("eins tag")
 
 
 @pytest.mark.parametrize(("kind", "known"), [("json", True), ("pieces", False)])
@@ -178,7 +185,7 @@ PLAIN = IDS.astype("<u2").tobytes()
         (with_header(IDS, "<u2", 20240520, 2, 5000), {}, ["train.bin", "version 2"]),
         (with_header(IDS, "<u2", 20240522, 1, 5000), {}, ["train.bin", "20240522"]),
         (b"", {}, ["train.bin", "0 bytes"]),
-        (PLAIN, {"vocab_size": 200}, ["train.bin", "199", f"{np.argmax(IDS >= 200):,}"]),
+        (PLAIN, {"vocab_size": 205}, ["train.bin", "199", f"{np.argmax(IDS >= 200):,}"]),
         (PLAIN, {"splits": "test"}, ["val"]),
         (PLAIN, {"tokenizer": "bpe", "vocab_size": 300}, ["data.tokenizer", "'bpe'", "'ids'"]),
         (PLAIN, {"tokenizer": "file"}, ["data.tokenizer_file"]),
