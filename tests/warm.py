@@ -47,6 +47,8 @@ MODULES = (
 )
 WITHOUT_TORCH = ("lightning_app.commands.grid", "lightning_app.grids.supervisor")
 """What a supervisor imports: its forks need a third of the memory, which takes time to copy."""
+SEARCHING = (*WITHOUT_TORCH, "lightning_app.config.config", "scipy.special")
+"""A plan of a search asks the schema for the types of its fields, which imports torch."""
 SIZE = 1 << 20  # the maximum of bytes of a request
 ROOM = 1 << 15  # bytes for the environment of a process
 

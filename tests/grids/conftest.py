@@ -64,7 +64,10 @@ class World:
 
     def start(self, *options: str, workers: int = 2) -> warm.Process:
         """Start a supervisor as the leader of a process group of its own."""
-        words, modules = self.arguments(*options, workers=workers), warm.WITHOUT_TORCH
+        text = self.grid.read_text() if self.grid.is_file() else ""
+        searches = "\nsearch:" in text or "\nrefine:" in text
+        modules = warm.SEARCHING if searches else warm.WITHOUT_TORCH
+        words = self.arguments(*options, workers=workers)
         process = warm.start(words, environment=self.environment, modules=modules)
         self.supervisors.append(process)
         return process
@@ -75,7 +78,7 @@ class World:
 
     def run(self, *options: str, workers: int = 2) -> subprocess.CompletedProcess[str]:
         process = self.start(*options, workers=workers)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
         return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
     def refused(self, *options: str) -> subprocess.CompletedProcess[str]:
@@ -86,7 +89,7 @@ class World:
 
     def end(self, process: warm.Process) -> str:
         """What a supervisor printed that ends well."""
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=240)
         assert (process.returncode, err) == (0, ""), out
         return out
 
