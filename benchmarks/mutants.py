@@ -102,6 +102,24 @@ SCORES = at("scores")
 MUTANTS = (
     # Blocks.
     mutant(
+        "an attention of one's own sees no biases of positions",
+        "tests/plugins/test_stream_rules.py",
+        "for added in (self.score_bias, self.log_weights, self.bias(scores.dtype)):",
+        "for added in (self.log_weights, self.bias(scores.dtype)):",
+    ),
+    mutant(
+        "an attention of one's own has no state of the layer below",
+        "tests/plugins/test_stream_rules.py",
+        "self.own(query, keys, values, mask, carry, dropout)",
+        "self.own(query, keys, values, mask, None, dropout)",
+    ),
+    mutant(
+        "values of the ids of a text in the first layer only",
+        "tests/plugins/test_stream_rules.py",
+        "values = self.self_attention.value_carry(values, u, call.tokens)",
+        "values = self.self_attention.value_carry(values, u, call.tokens) if call.layer == 1 else values",
+    ),
+    mutant(
         "a window starts at its query",
         SPANS,
         "start = query - query % self.block\n",

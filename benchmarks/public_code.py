@@ -1,8 +1,9 @@
-"""Compare memory, learned spans and halting with the code that their authors published.
+"""Compare memory, spans, halting and value embeddings with the code that their authors published.
 
     git clone https://github.com/kimiyoung/transformer-xl PUBLIC/transformer-xl
     git clone https://github.com/facebookresearch/adaptive-span PUBLIC/adaptive-span
     git clone https://github.com/andreamad8/Universal-Transformer-Pytorch PUBLIC/ut
+    git clone https://github.com/karpathy/nanochat PUBLIC/nanochat
     python benchmarks/public_code.py PUBLIC
 
 Everything is float64 with the same weights on both sides. A line has the largest difference, and
@@ -15,14 +16,16 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.peers import Projections, linears
+from lightning_app.blocks.attention import Attention, AttentionSpec
 from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.masks import causal_mask
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.spans import AdaptiveSpan, SpanMask
 from lightning_app.blocks.steps import Halting, HaltingSpec, Pondering
@@ -232,6 +235,43 @@ def halting(folder: Path) -> Iterator[Difference]:
         yield Difference(f"halting, bias {bias}, {int(early.sum())} tokens", worst, 1e-12)
 
 
+def value_embeddings(folder: Path) -> Iterator[Difference]:
+    """A self-attention with the part of docs/own-block.md, with equal and with grouped heads.
+
+    Their factor of 1.2 on queries and keys is a gain of our norm. Rotations, which commute with
+    it, are left out, as are smear and backout, which are no part of a block.
+    """
+    page = (Path(__file__).parents[1] / "docs/own-block.md").read_text(encoding="utf-8")
+    (example,) = (text for text in page.split("```") if "reads_tokens = " in text)
+    exec(example.removeprefix("python"), {})
+    text = (folder / "nanochat/nanochat/gpt.py").read_text(encoding="utf-8")
+    space: dict[str, Any] = {"torch": torch, "nn": nn, "F": nn.functional}
+    space |= published(folder / "nanochat/nanochat/flash_attention.py", {})
+    exec(text[text.index("def norm(x)") : text.index("class MLP")], space)
+    for groups in (HEADS, HEADS // 2):
+        torch.manual_seed(1)
+        config = SimpleNamespace(n_head=HEADS, n_kv_head=groups, n_embd=WIDTH, n_layer=1)
+        theirs: Any = space["CausalSelfAttention"](config, 0)
+        spec = AttentionSpec(value_carry="embedded", qk_norm="rms_norm")
+        ours = Attention(spec, WIDTH, HEADS, 0.0, groups, WORDS)
+        carry: Any = ours.value_carry
+        pairs = {"query": "c_q", "key": "c_k", "value": "c_v", "output": "c_proj"}
+        with torch.no_grad():
+            for mine, other in pairs.items():
+                getattr(ours, mine).weight.copy_(getattr(theirs, other).weight)
+                getattr(ours, mine).bias.zero_()
+            carry.gate.weight.copy_(theirs.ve_gate.weight)
+            norms: list[Any] = [ours.query_norm, ours.key_norm]
+            for norm in norms:
+                norm.weight.fill_(1.2)
+                norm.eps = torch.finfo(torch.float64).eps
+        tokens, u = torch.randint(WORDS, (3, 7)), torch.randn(3, 7, WIDTH)
+        query, key, value = ours.queries_keys_values(u, None)
+        result, _ = ours(query, key, carry(value, u, tokens), causal_mask(7, u.device), None)
+        expected = theirs(u, carry.table(tokens), (torch.ones(1), torch.zeros(1)), (7, 0), None)
+        yield Difference(f"value embeddings, {groups} heads", largest(result, expected), 1e-12)
+
+
 def main() -> int:
     """Print every comparison; return 1 if a difference is above its bound."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -239,7 +279,7 @@ def main() -> int:
     folder = parser.parse_args().checkouts
     torch.set_default_dtype(torch.float64)
     differs = False
-    for compare in (transformer_xl, adaptive_span, halting):
+    for compare in (transformer_xl, adaptive_span, halting, value_embeddings):
         for what, found, bound in compare(folder):
             fails = not found <= bound
             differs |= fails

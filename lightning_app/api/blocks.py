@@ -293,7 +293,7 @@ class Block(nn.Module):
         self.passes_state = (
             stack.rule != PLAIN
             or stack.carries_values
-            or any(each.carry != "none" for each in chains)
+            or any(each.carry != "none" or each.attention != "softmax" for each in chains)
         )
         """Whether the layer above needs more than the stream, so that `chained` must be used."""
         # Only its parameterless `start` is used, so it is no submodule.

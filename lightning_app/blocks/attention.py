@@ -26,6 +26,7 @@ from lightning_app.blocks.residual import Gain, build_gain
 from lightning_app.blocks.spans import AdaptiveSpan, SoftMask, build_soft_mask
 from lightning_app.blocks.streams import States, select_tokens
 from lightning_app.blocks.windows import LocalisedSpan, LocalMask, Window
+from lightning_app.core.errors import UserError
 from lightning_app.core.registry import Registry
 
 Projection = Literal["full", "identity", "identity_plus", "orthogonal", "orthogonal_plus"]
@@ -34,7 +35,8 @@ Scores = Literal["dot", "cosine", "cosine_features"]
 Sink = Literal["none", "zero", "learned"]
 CarryKind = Literal["none", "scores", "qk_sum"]
 Carry = ScoreCarry | QueryKeySums
-"""The kind of state that a chain of attentions passes from layer to layer."""
+"""The kind of state that a chain of attentions passes from layer to layer; a module of `ATTENTIONS`
+has one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,7 @@ the heads, (batch, head, query, dim), and u, the input of the sub-layer that que
 from, (batch, query, model), and returns heads. Set ``drawn_last = True`` in a class with matrices.
 """
 
-VALUE_CARRIES: Registry[Callable[[int, int], nn.Module | None]] = Registry(
+VALUE_CARRIES: Registry[Callable[..., nn.Module | None]] = Registry(
     "model.block.value_carry", slots=("value_carry",)
 )
 """How layers above the first combine their values with those of the first, by name;
@@ -104,12 +106,37 @@ VALUE_CARRIES: Registry[Callable[[int, int], nn.Module | None]] = Registry(
 
 A class is called with the width of the stream and the number of heads of values. Its module is
 called with the values of the layer and those of the first layer, both (batch, head, token, dim),
-and returns values.
+and returns values. A class with ``reads_tokens = True`` is also called with the width of a head and
+the size of the vocabulary, and serves the first layer, too. Its module is called with the values of
+the layer, u, the input of the sub-layer, (batch, token, model), and the ids of its tokens.
 """
+
+Attending = str
+"""A name of `ATTENTIONS`, or ``softmax``."""
+
+ATTENTIONS: Registry[Callable[[int, int], nn.Module | None]] = Registry(
+    "model.block.attention", slots=("attention",)
+)
+"""What self-attention does with queries, keys and values, by name; `ATTENTIONS.register` is the
+decorator that adds a class.
+
+A class is called with the width of the stream and the number of heads. Its module is called with
+queries, keys and values, (batch, head, token, dim), the `Mask`, the state that the layer below
+returned, None in the first layer, and the rate of dropout, 0 in evaluation. It returns the heads,
+(batch, head, query, dim), and the state for the layer above, which layers of softmax pass on. In
+cached decoding queries are the newest tokens, and keys all tokens so far. `Mask.logits` adds biases
+of positions to scores, and hides keys.
+"""
+
+
+def reads_tokens(carry: ValueCarry) -> bool:
+    """Return whether a value carry reads the ids of tokens instead of the first layer's values."""
+    return getattr(VALUE_CARRIES[carry], "reads_tokens", False)
 
 
 @OUTPUT_GATES.register("none")
 @VALUE_CARRIES.register("none")
+@ATTENTIONS.register("softmax")
 def no_part(model_dim: int, num_heads: int) -> None:
     """Nothing."""
 
@@ -212,7 +239,8 @@ class AttentionSpec:
     `scores`: ``dot`` is ``q k^T / sqrt(d_k)``, others are in `SCALES`. `score_cap` replaces each
     score L, biases of positions included, by ``c tanh(L / c)`` before the mask (Gemma 2,
     2408.00118). `sink` adds a logit to each row of the softmax and drops its column: ``zero`` is
-    "softmax off by one", ``learned`` is one logit per head (gpt-oss, 2508.10925).
+    "softmax off by one", ``learned`` is one logit per head (gpt-oss, 2508.10925). `attention` names
+    a module that replaces the softmax and all that acts on it.
 
     `difference` is lambda_0 of differential attention (`Difference`): pairs of heads then share
     values of twice the width.
@@ -240,9 +268,12 @@ class AttentionSpec:
     score_cap: float | None = None
     sink: Sink = "none"
     difference: float | None = None
+    attention: Attending = "softmax"
 
     def __post_init__(self) -> None:
         _ = OUTPUT_GATES[self.output_gate], VALUE_CARRIES[self.value_carry]
+        if ATTENTIONS[self.attention] is not no_part:
+            self._check_own()
         if self.value_carry == SHARED and self.value != "full":
             raise ValueError(
                 f"value_carry shared with value_projection {self.value}: only the first layer has "
@@ -289,6 +320,23 @@ class AttentionSpec:
         if self.adaptive_span is not None:
             gamma = None if self.shaping is None else self.shaping.gamma
             self.adaptive_span.check(self.localised_span, self.carry != "none", gamma)
+
+    def _check_own(self) -> None:
+        """Refuse what acts on scores or maps, which an attention of one's own need not have."""
+        for part, used in (
+            ("residual_attention", self.carry != "none"),
+            ("shaped_attention", self.shaping is not None),
+            ("differential", self.difference is not None),
+            ("score_cap", self.score_cap is not None),
+            ("sink", self.sink != "none"),
+            ("localised_span", self.localised_span is not None),
+            ("adaptive_span", self.adaptive_span is not None),
+        ):
+            if used:
+                raise ValueError(
+                    f"attention {self.attention} with {part}, which belongs to the softmax; use "
+                    "one of the two"
+                )
 
     def _check_difference(self) -> None:
         """Refuse parts that act on one map per head."""
@@ -587,6 +635,7 @@ class Attention(nn.Module):
         num_heads: int,
         dropout: float,
         kv_heads: int | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
@@ -621,7 +670,15 @@ class Attention(nn.Module):
             self.difference = Difference(spec.difference, model_dim // num_heads)
         gate, carry = OUTPUT_GATES[spec.output_gate], VALUE_CARRIES[spec.value_carry]
         self.output_gate = built_aside(lambda: gate(model_dim, heads))
-        self.value_carry = built_aside(lambda: carry(model_dim, self.value_heads))
+        table = (model_dim // heads, vocabulary) if reads_tokens(spec.value_carry) else ()
+        if table and vocabulary is None:
+            raise UserError(
+                f"value_carry {spec.value_carry}: it reads the ids of tokens, which a stack "
+                "or block outside a model has not; take another one"
+            )
+        self.value_carry = built_aside(lambda: carry(model_dim, self.value_heads, *table))
+        own = ATTENTIONS[spec.attention]
+        self.own = built_aside(lambda: own(model_dim, num_heads))
         self.span: SoftMask | None = None
         if spec.adaptive_span is not None:
             self.span = build_soft_mask(spec.adaptive_span, model_dim, num_heads)
@@ -695,12 +752,12 @@ class Attention(nn.Module):
         keys: Float[Tensor, "batch group key feature"],
         values: Float[Tensor, "batch pair key wide"],
         mask: Mask | LocalMask,
-        carry: Carry | None,
+        carry: Any,
         divisor: float | None = None,
         kept: Int[Tensor, " kept"] | None = None,
         spans: Float[Tensor, "#batch head #query 1"] | None = None,
         u: Float[Tensor, "batch query model"] | None = None,
-    ) -> tuple[Float[Tensor, "batch query model"] | Float[Tensor, "1 kept model"], Carry | None]:
+    ) -> tuple[Float[Tensor, "batch query model"] | Float[Tensor, "1 kept model"], Any]:
         """Return the sub-layer's output and the state that the chain passes to the layer above.
 
         Logits are divided by `divisor`; None means that of the specification. The output is
@@ -722,6 +779,9 @@ class Attention(nn.Module):
         divisor = self.spec.score_divisor if divisor is None else divisor
         gains = None if self.shaping is None else self.shaping.gains
         match self.spec.carry:
+            case "none" if self.own is not None:
+                assert isinstance(mask, Mask)
+                heads, carry = self.own(query, keys, values, mask, carry, dropout)
             case "none":
                 heads = attend(query, keys, values, mask, dropout, gains, self.spec.score_cap)
             case "scores":

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
-from typing import Literal, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.attention import Attention, AttentionSpec, Carry
+from lightning_app.blocks.attention import Attention, AttentionSpec, reads_tokens
 from lightning_app.blocks.feed_forward import Activation, FeedForward
 from lightning_app.blocks.linear import Linear, SpectralLinear
 from lightning_app.blocks.masks import Mask
@@ -103,6 +103,11 @@ class BlockSpec:
             raise ValueError(
                 "value_carry on cross-attention: its values are those of another stack; carry only "
                 "those of self-attention"
+            )
+        if self.cross_attention.attention != "softmax":
+            raise ValueError(
+                f"attention {self.cross_attention.attention} on cross-attention: replace only the "
+                "softmax of self-attention"
             )
         for name in ("localised_span", "adaptive_span"):
             if getattr(self.cross_attention, name) is not None:
@@ -232,7 +237,7 @@ class BlockSpec:
         }
         yield from (("follows_steps", f"model.block: {name}") for name in follows if follows[name])
         usual = {"qk_norm": "none", "scores": "dot", "score_cap": None, "carry": "none"}
-        usual["query_key_noise"] = 0.0
+        usual |= {"query_key_noise": 0.0, "attention": "softmax"}
         for attention in (self.self_attention, self.cross_attention):
             for name, wanted in usual.items():
                 if (value := getattr(attention, name)) != wanted:
@@ -313,6 +318,8 @@ class Sizes:
     activation_slope: float = 0.01
     dropout: float = 0.0
     attention_dropout: float = 0.0
+    vocabulary: int | None = None
+    """The number of different tokens, where a stack knows the ids of its tokens."""
 
     def __post_init__(self) -> None:
         if self.model_dim % self.num_heads:
@@ -340,9 +347,8 @@ class Sizes:
             )
 
     def attention(self, spec: AttentionSpec) -> Attention:
-        return Attention(
-            spec, self.model_dim, self.num_heads, self.attention_dropout, self.kv_heads
-        )
+        sizes = (self.model_dim, self.num_heads, self.attention_dropout, self.kv_heads)
+        return Attention(spec, *sizes, self.vocabulary)
 
     def residual(self, spec: ResidualSpec, stream: StreamRule | None) -> Residual:
         return Residual(spec, self.model_dim, self.dropout, stream)
@@ -358,8 +364,8 @@ class Carries(NamedTuple):
     `values` are those of the first layer, if a layer above reads them.
     """
 
-    self_attention: Carry | None = None
-    cross_attention: Carry | None = None
+    self_attention: Any = None
+    cross_attention: Any = None
     values: Float[Tensor, "batch head token dim"] | None = None
 
 
@@ -387,6 +393,7 @@ class Call(NamedTuple):
     layer, None for all. `before` is the layer's memory of earlier segments. `kept` are flat indices
     into batch * token: after the map of the self-attention, the block continues with only these
     tokens, as one row. `carries_values`: whether a layer reads the values of the first.
+    `tokens` are the ids of the newest tokens, None in a stack without a vocabulary.
     """
 
     layer: int
@@ -399,6 +406,7 @@ class Call(NamedTuple):
     before: Earlier | None = None
     kept: Int[Tensor, " kept"] | None = None
     carries_values: bool = False
+    tokens: Int[Tensor, "batch token"] | None = None
 
 
 _MAPS = (Linear, nn.Linear)  # the second in the gates of plug-ins
@@ -468,8 +476,10 @@ class Block(nn.Module):
         first = carries.values
         if call.carries_values and first is None:
             first = values
-        elif self.self_attention.value_carry is not None:
-            assert first is not None
+        if reads_tokens(self.spec.self_attention.value_carry):
+            assert self.self_attention.value_carry is not None
+            values = self.self_attention.value_carry(values, u, call.tokens)
+        elif carries.values is not None and self.self_attention.value_carry is not None:
             values = self.self_attention.value_carry(values, first)
         if call.before is not None:
             earlier = self.around_self.enter(call.before.inputs)

@@ -4,8 +4,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_app.blocks.attention import (
+    ATTENTIONS,
     OUTPUT_GATES,
     VALUE_CARRIES,
+    Attending,
     AttentionSpec,
     OutputGate,
     Projection,
@@ -14,6 +16,7 @@ from lightning_app.blocks.attention import (
     ShapingSpec,
     Sink,
     ValueCarry,
+    reads_tokens,
 )
 from lightning_app.blocks.block import BlockSpec, InitSpec, Layout
 from lightning_app.blocks.memory import MemorySpec
@@ -95,7 +98,10 @@ class BlockConfig:
     value_carry: ValueCarry | None = None
     """The use of the first layer's values above it: none, half (the mean of both), learned,
     shared (their own layer's are left out), or another name of `VALUE_CARRIES`, which a plug-in
-    registers."""
+    registers; one that reads tokens serves the first layer, too."""
+    attention: Attending | None = None
+    """softmax, or a name of `ATTENTIONS`, which a plug-in registers: what replaces the softmax in
+    self-attention."""
     differential: bool | None = None
     """Pair the heads of every attention: each pair is the difference of two maps over values of
     twice the width (differential attention)."""
@@ -177,6 +183,8 @@ class BlockConfig:
             _ = OUTPUT_GATES[self.output_gate]
         if self.value_carry is not None:
             _ = VALUE_CARRIES[self.value_carry]
+        if self.attention is not None:
+            _ = ATTENTIONS[self.attention]
 
     def resolve(self, stack: Stack) -> StackSpec:
         """Return the specification of every layer of `stack`.
@@ -368,7 +376,9 @@ class BlockConfig:
         if first and self.first_value_projection is not None:
             value = self.first_value_projection
             tied = tied and value.startswith("orthogonal")
-        carry = "none" if first else self.value_carry or attention.value_carry
+        carry = self.value_carry or attention.value_carry
+        if first and not reads_tokens(carry):
+            carry = "none"
         if last and self.last_output_projection is not None:
             output = self.last_output_projection
             tied = tied and output.startswith("orthogonal")
@@ -382,6 +392,7 @@ class BlockConfig:
             output_gains=self.output_gains or attention.output_gains,
             tied=tied,
             value_carry=carry,
+            attention=self.attention or attention.attention,
             localised_span=self.localised_span or attention.localised_span,
             adaptive_span=self.adaptive_span or attention.adaptive_span,
         )

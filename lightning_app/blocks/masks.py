@@ -121,6 +121,15 @@ class Mask:
             self._bias = zeros.masked_fill(~self.allowed, -torch.finfo(dtype).max / 4)
         return self._bias
 
+    def logits(
+        self, scores: Float[Tensor, "batch head query key"]
+    ) -> Float[Tensor, "batch head query key"]:
+        """Return the input of a softmax: `scores` with all biases, and hidden keys at
+        -finfo.max/4, so that a row that sees nothing has no NaN."""
+        for added in (self.score_bias, self.log_weights, self.bias(scores.dtype)):
+            scores = scores if added is None else scores + added.to(scores.dtype)
+        return scores
+
     def for_sdpa(self, dtype: torch.dtype) -> dict[str, Any]:
         """Return arguments for `scaled_dot_product_attention` with queries of type `dtype`.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from lightning_app.blocks.attention import AttentionSpec, CarryKind
+from lightning_app.blocks.attention import AttentionSpec, CarryKind, reads_tokens
 from lightning_app.blocks.block import BlockSpec
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.norm import Norm, built_aside
@@ -127,7 +127,8 @@ class StackSpec:
         self._check_steps()
         self._check_chain()
         self._check_memory()
-        if self.blocks[0].self_attention.value_carry != "none":
+        first = self.blocks[0].self_attention.value_carry
+        if first != "none" and not reads_tokens(first):
             raise ValueError("value_carry in the first layer: it has no layer before it")
         self._check_stream()
 
@@ -212,7 +213,8 @@ class StackSpec:
     @property
     def carries_values(self) -> bool:
         """Whether a layer reads the values of the first layer."""
-        return any(block.self_attention.value_carry != "none" for block in self.blocks)
+        carries = {block.self_attention.value_carry for block in self.blocks} - {"none"}
+        return not all(map(reads_tokens, carries))
 
     @property
     def rule(self) -> StreamKind:
@@ -273,12 +275,12 @@ class StackSpec:
                 "memory with halting: the steps of earlier tokens would be mixed with those of "
                 "later ones; use one of the two"
             )
-        if self.carries_values:
-            raise ValueError(
-                "memory with value_carry: the values of the first layer at earlier segments are "
-                "not kept; use one of the two"
-            )
         for block in self.blocks:
+            if block.self_attention.value_carry != "none":
+                raise ValueError(
+                    "memory with value_carry: neither values of the first layer nor ids of tokens "
+                    "of earlier segments are kept; use one of the two"
+                )
             if block.self_attention.localised_span is not None:
                 raise ValueError(
                     "memory with localised_span: both say how far before its block a token sees; "

@@ -17,7 +17,13 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from lightning_app.blocks.attention import AttentionSpec, CarryKind, Projection, ProjectionGains
+from lightning_app.blocks.attention import (
+    AttentionSpec,
+    CarryKind,
+    Projection,
+    ProjectionGains,
+    reads_tokens,
+)
 from lightning_app.blocks.block import BlockSpec, InitSpec
 from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.residual import SUM, Gain, ResidualSpec, Rule
@@ -286,7 +292,7 @@ _ATTENTION = (
     *("carry", "score_divisor", "qk_norm", "value_norm", "head_gain", "query_key_noise", "shaping"),
     *("value", "value_gains", "output", "output_gains", "tied", "query_init"),
     *("localised_span", "adaptive_span", "output_gate", "value_carry", "output_norm"),
-    *("scores", "score_cap", "sink", "difference"),
+    *("scores", "score_cap", "sink", "difference", "attention"),
 )
 GATES = ("head", "element")
 _SHAPING = ("alpha", "beta", "gamma", "learned", "per_head")
@@ -339,6 +345,8 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
         dynamic = first.adaptive_span.dynamic_bias is not None
         each = " for each token" if dynamic else ""
         add(f"a span that each head learns{each}", ", ".join(shown))
+    if first.attention != "softmax":
+        add(f"attention {first.attention}", "in place of the softmax")
     if first.score_cap is not None:
         cap = value(lambda spec: spec.score_cap or 0.0)
         add(f"S <- {cap} tanh(S / {cap})")
@@ -356,7 +364,8 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
     if first.value_norm != "none" and not together:
         add(f"{norm_name(first.value_norm)} of v", "over each head")
     if first.value_carry != "none":
-        add(f"v with v of layer 1: {first.value_carry}")
+        read = "ids of tokens" if reads_tokens(first.value_carry) else "v of layer 1"
+        add(f"v with {read}: {first.value_carry}")
     if first.head_gain:
         add("* 1 on each head", "learned")
     if first.output_gate != "none":

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -72,7 +73,8 @@ def drawings(stacks: Stacks) -> list[Drawing]:
 
 def stack_parameters(stacks: Stacks) -> int:
     """Return the number of parameters of the stacks at the usual sizes, without embeddings."""
-    sizes = ArchitectureConfig().sizes()
+    # Tables of a block count as one row, since embeddings do not count.
+    sizes = replace(ArchitectureConfig().sizes(), vocabulary=1)
     return sum(
         count_parameters(partial(BlockStack, spec, sizes, cross=side == "decoder"))
         for side, spec in stacks.items()

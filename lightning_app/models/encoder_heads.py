@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, final
 
 import torch
@@ -131,7 +132,8 @@ class MaskedLanguageModel(nn.Module):
         super().__init__()
         self.pad = embedding.pad
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
-        self.encoder = BlockStack(encoder, sizes, embedding.positions)
+        known = replace(sizes, vocabulary=embedding.vocab_size)
+        self.encoder = BlockStack(encoder, known, embedding.positions)
         self.transform = Linear(sizes.model_dim, sizes.model_dim)
         self.norm = build_norm("layer_norm", sizes.model_dim)
         self.output_bias = nn.Parameter(torch.zeros(embedding.vocab_size))
@@ -149,7 +151,8 @@ class MaskedLanguageModel(nn.Module):
         self, tokens: PerToken, positions: Predicted, segments: PerToken | None = None
     ) -> Float[Tensor, "predicted vocabulary"]:
         """Return logits at `positions`, flat indices into batch * token."""
-        states = self.encoder(self.embedding(tokens, segments=segments), self._mask(tokens))
+        x = self.embedding(tokens, segments=segments)
+        states = self.encoder(x, self._mask(tokens), tokens=tokens)
         return self.embedding.logits(self.finished(states, positions), self.output_bias)
 
     def states(
@@ -176,7 +179,7 @@ class MaskedLanguageModel(nn.Module):
         if self.next_sentence is not None:
             kept = torch.cat([torch.arange(rows, device=tokens.device) * width, positions])
         x = self.embedding(tokens, segments=segments)
-        (states,) = self.encoder(x, self._mask(tokens), kept=kept, seen=seen)
+        (states,) = self.encoder(x, self._mask(tokens), kept=kept, seen=seen, tokens=tokens)
         if self.next_sentence is None:
             return MaskedStates(self._transformed(states), None)
         return MaskedStates(self._transformed(states[rows:]), states[:rows])
@@ -218,7 +221,8 @@ class _TextEncoder(nn.Module):
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
         self.embedding.segments = SegmentTable(sizes.model_dim)
         self.embedding.logit_scale = None  # there are no scores over the vocabulary
-        self.encoder = BlockStack(encoder, sizes, embedding.positions)
+        known = replace(sizes, vocabulary=embedding.vocab_size)
+        self.encoder = BlockStack(encoder, known, embedding.positions)
 
     def _initialize(self) -> None:
         initialize(self)
@@ -252,7 +256,7 @@ class TextClassifier(_TextEncoder):
     def forward(self, tokens: PerToken, segments: PerToken) -> Float[Tensor, "batch output"]:
         """Return z of each row; `segments` has 0 or 1 for the text of each token."""
         x = self.embedding(tokens, segments=segments)
-        states = self.encoder(x, padding_mask(tokens != self.pad))
+        states = self.encoder(x, padding_mask(tokens != self.pad), tokens=tokens)
         return self._read(states[:, 0])
 
     def outputs(self, tokens: PerToken, segments: PerToken) -> Float[Tensor, "batch output"]:
@@ -264,7 +268,7 @@ class TextClassifier(_TextEncoder):
         rows, width = tokens.shape
         first = torch.arange(rows, device=tokens.device) * width
         x = self.embedding(tokens, segments=segments)
-        (states,) = self.encoder(x, padding_mask(tokens != self.pad), kept=first)
+        (states,) = self.encoder(x, padding_mask(tokens != self.pad), kept=first, tokens=tokens)
         return self._read(states)
 
     def _read(self, first: Float[Tensor, "batch model"]) -> Float[Tensor, "batch output"]:
@@ -293,6 +297,7 @@ class SpanPredictor(_TextEncoder):
         `segments` has 0 or 1 for the text of each token.
         """
         real = tokens != self.pad
-        states = self.encoder(self.embedding(tokens, segments=segments), padding_mask(real))
+        x = self.embedding(tokens, segments=segments)
+        states = self.encoder(x, padding_mask(real), tokens=tokens)
         logits = self.output(states).mT
         return logits.masked_fill(~real[:, None], -math.inf)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, final
 
 import torch
@@ -127,7 +127,8 @@ def step(
     newest = torch.full((1,), state.length, device=tokens.device)
     keys = torch.cat([state.places, newest.expand(sentences, beams)], dim=1)
     x = embedding(tokens.reshape(-1, 1), start=state.length).view(sentences, beams, -1)
-    states = stack(x, mask, state.memory, state.caches, Places(newest, keys, state.length))
+    places = Places(newest, keys, state.length)
+    states = stack(x, mask, state.memory, state.caches, places, tokens=tokens)
     grown = state._replace(beam_ancestry=beam_ancestry, places=keys, length=state.length + 1)
     return embedding.logits(states.flatten(0, 1)), grown
 
@@ -382,6 +383,7 @@ class EncoderDecoder(nn.Module):
         super().__init__()
         self.pad = embedding.pad
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
+        sizes = replace(sizes, vocabulary=embedding.vocab_size)
         self.encoder = BlockStack(encoder, sizes, embedding.positions)
         self.decoder = BlockStack(decoder, sizes, embedding.positions, cross=True)
         self.auxiliary: AuxiliaryHeads | None = None  # of the decoder; created by `add_heads`
@@ -409,11 +411,12 @@ class EncoderDecoder(nn.Module):
         """
         memory = self._memory(source)
         mask = causal_mask(target.shape[1], target.device)
-        return self.decoder(self.embedding(target), mask, memory, seen=seen)
+        return self.decoder(self.embedding(target), mask, memory, seen=seen, tokens=target)
 
     def _memory(self, source: Source) -> Memory:
         mask = padding_mask(source != self.pad)
-        return self.decoder.remember(self.encoder(self.embedding(source), mask), mask)
+        states = self.encoder(self.embedding(source), mask, tokens=source)
+        return self.decoder.remember(states, mask)
 
     def start(self, source: Int[Tensor, "sentence source"], beams: int = 1) -> DecodingState:
         """Encode `source`; return the state before the first of `beams` targets per source."""
@@ -439,6 +442,7 @@ class CausalLanguageModel(nn.Module):
         super().__init__()
         self.pad = embedding.pad
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
+        sizes = replace(sizes, vocabulary=embedding.vocab_size)
         self.decoder = BlockStack(decoder, sizes, embedding.positions)
         self.auxiliary: AuxiliaryHeads | None = None  # created by `add_heads`
         initialize(self)
@@ -472,7 +476,7 @@ class CausalLanguageModel(nn.Module):
         else:
             mask, places = document_mask(documents), within_documents(documents)
         x = self.embedding(tokens, in_document=places)
-        return self.decoder(x, mask, seen=seen, in_document=places)
+        return self.decoder(x, mask, seen=seen, in_document=places, tokens=tokens)
 
     def states_after(
         self, before: SegmentMemory | None, tokens: PerToken, seen: list[Stream] | None = None

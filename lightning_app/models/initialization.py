@@ -195,7 +195,7 @@ def _set(module: nn.Module, seed: Seeded) -> None:
             module.tokens.weight[module.tokens.padding_idx] = 0.0
         case OutputTable():
             _draw_table(module.weight, module.weight.shape[1] ** -0.5)
-        case LearnedTable() | SegmentTable():
+        case LearnedTable() | SegmentTable() | nn.Embedding(padding_idx=None):  # or of a plug-in
             _draw_table(module.weight, 0.02)
         case nn.LayerNorm():
             nn.init.ones_(module.weight)

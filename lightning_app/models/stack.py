@@ -140,6 +140,7 @@ class BlockStack(nn.Module):
         seen: list[Stream] | None = None,
         in_document: Int[Tensor, "batch token"] | None = None,
         recurrence: Recurrence | None = None,
+        tokens: Int[Tensor, "batch token"] | None = None,
     ) -> States | Float[Tensor, "1 kept model"]:
         """Return the states of `x`.
 
@@ -155,6 +156,7 @@ class BlockStack(nn.Module):
             in_document: `Places.in_document` of a whole text, whose mask separates documents.
             recurrence: The memory of each layer, with the positions before those of `x`. The input
                 of each layer is appended to its inputs.
+            tokens: The ids of the newest tokens, for layers whose values read them.
 
         Raises:
             ValueError: for documents in a stack whose attention has blocks of queries.
@@ -177,7 +179,7 @@ class BlockStack(nn.Module):
         early = None if late else kept
         with recomputed_norms(self) if recomputing else nullcontext():
             stream = self._run(
-                stream, masks, memory, caches, places, placed, early, seen, recurrence
+                stream, masks, memory, caches, places, placed, early, seen, recurrence, tokens
             )
         if late and kept is not None:
             stream = stream.at(kept)
@@ -194,6 +196,7 @@ class BlockStack(nn.Module):
         kept: Int[Tensor, " kept"] | None,
         seen: list[Stream] | None,
         recurrence: Recurrence | None,
+        tokens: Int[Tensor, "batch token"] | None,
     ) -> Stream:
         carries = Carries()
         earlier = None
@@ -226,6 +229,7 @@ class BlockStack(nn.Module):
                 ),
                 kept=kept if last and pondering is None else None,
                 carries_values=self.spec.carries_values,
+                tokens=tokens,
             )
             before = stream.x
             if self.signals is not None:

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_app.blocks.attention import OUTPUT_GATES, VALUE_CARRIES, ProjectionGains, ShapingSpec
+from lightning_app.blocks.attention import (
+    ATTENTIONS,
+    OUTPUT_GATES,
+    VALUE_CARRIES,
+    ProjectionGains,
+    ShapingSpec,
+)
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.masks import padding_mask
 from lightning_app.blocks.memory import MemorySpec
@@ -85,6 +91,7 @@ AXES: dict[str, dict[str, Any]] = {
     "halting": {"default": HaltingSpec()},
     "output_gate": {name: name for name in OUTPUT_GATES},
     "value_carry": {name: name for name in VALUE_CARRIES},
+    "attention": {name: name for name in ATTENTIONS},
     "scores": {name: name for name in ("dot", "cosine", "cosine_features")},
     "score_cap": {"0.5": 0.5},
     "sink": {name: name for name in ("none", "zero", "learned")},

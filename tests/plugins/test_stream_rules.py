@@ -1,20 +1,26 @@
-"""The stream rule of docs/own-block.md as a plug-in, and broken ones."""
+"""Parts of docs/own-block.md as plug-ins: stream rules, gates, values, attention; broken ones."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from lightning_app import Encoder, plugins
 from lightning_app import testing as small_models
+from lightning_app.blocks.attention import ShapingSpec
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.linear import SpectralLinear
 from lightning_app.blocks.masks import padding_mask
+from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.stack import Stack
 from lightning_app.blocks.streams import STREAM_RULES, StreamPlace
+from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.catalogue.parts import stack_drawing
 from lightning_app.catalogue.svg import text_lines
+from lightning_app.core.errors import UserError
+from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.models.initialization import initialize
 from lightning_app.models.stack import BlockStack
 from lightning_app.probes.probe import learned_gains
@@ -24,13 +30,13 @@ from tests.plugins.conftest import Write
 
 pytestmark = pytest.mark.unchecked_shapes
 
-RULE, GATE, VALUES = (
+RULE, GATE, VALUES, ATTENTION = (
     next(
         block.text
         for block in fenced("python")
         if block.page == "docs/own-block.md" and f"{registry}.register" in block.text
     )
-    for registry in ("STREAM_RULES", "OUTPUT_GATES", "VALUE_CARRIES")
+    for registry in ("STREAM_RULES", "OUTPUT_GATES", "VALUE_CARRIES", "ATTENTIONS")
 )
 INSIDE = """
 
@@ -40,12 +46,34 @@ from lightning_app.blocks.presets import PRESETS, preset
 
 
 @preset(equation="", paper="ours", fixes="nothing")
-def gated_thirds(stack):
+def gated_words(stack):
     spec = PRESETS["pre_ln"](stack)
     gated = replace(spec.blocks[0].self_attention, output_gate="relu_gate")
-    first = replace(spec.blocks[0], self_attention=gated, cross_attention=gated)
-    other = replace(first, self_attention=replace(gated, value_carry="third"))
-    return replace(spec, blocks=(first, *(other,) * (stack.depth - 1)))
+    both = replace(spec.blocks[0], self_attention=gated, cross_attention=gated)
+    words = replace(both, self_attention=replace(gated, value_carry="embedded"))
+    return replace(spec, blocks=(words, *(both,) * (stack.depth - 2), words)[: stack.depth])
+
+
+@preset(equation="", paper="ours", fixes="nothing")
+def of_two_layers(stack):
+    spec = PRESETS["pre_ln"](stack)
+    own = replace(spec.blocks[0].self_attention, attention="two_layers")
+    return replace(spec, blocks=(replace(spec.blocks[0], self_attention=own),) * stack.depth)
+"""
+PLAIN = """
+import torch
+
+from lightning_app.blocks.attention import ATTENTIONS
+
+
+@ATTENTIONS.register("plain")
+class Plain(torch.nn.Module):
+    def __init__(self, model_dim, num_heads):
+        super().__init__()
+
+    def forward(self, query, keys, values, mask, below, rate):
+        scores = mask.logits(query @ keys.mT / query.shape[-1] ** 0.5)
+        return scores.softmax(dim=-1) @ values, None
 """
 PRESET = """
 
@@ -60,6 +88,9 @@ def two_streams(stack):
 """
 
 
+SPAN = LocalisedSpan(query_block=1, memory=2)
+
+
 @pytest.fixture
 def rule(write: Write) -> Path:
     path = write(RULE + PRESET, name="own_streams")
@@ -69,8 +100,12 @@ def rule(write: Write) -> Path:
 
 @pytest.mark.parametrize(
     ("preset", "text"),
-    [("two_streams", RULE + PRESET), ("gated_thirds", GATE + VALUES + INSIDE)],
-    ids=["stream", "gate and values"],
+    [
+        ("two_streams", RULE + PRESET),
+        ("gated_words", GATE + VALUES + INSIDE),
+        ("of_two_layers", ATTENTION + INSIDE),
+    ],
+    ids=["stream", "gate and values", "attention"],
 )
 def test_the_page_keeps_its_promise(preset: str, text: str, write: Write) -> None:
     check_preset(preset, plugin=write(text, name="own_parts"))
@@ -140,3 +175,74 @@ def test_sigma_reparam_reaches_the_matrices_of_a_gate(write: Write) -> None:
     ((_, block),) = encoder.stack.layers
     gate: Any = block.self_attention.output_gate
     assert isinstance(gate.matrix, SpectralLinear)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("positions", ["learned", "rope", "relative"])
+def test_an_attention_of_ones_own_has_masks_biases_and_cached_keys(write, positions: str) -> None:
+    """A softmax written anew equals the built-in one, with padding, documents, and decoded."""
+    plugins.load(str(write(PLAIN)))
+    own = BlockConfig(preset="post_ln", attention="plain")
+    documents = torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 3)
+    for build, inputs in (
+        (small_models.translator, small_models.sentences()),
+        (small_models.causal_model, (small_models.words(3, 7), documents)),
+    ):
+        one, other = (build(block, positions=positions, model_dim=12) for block in (own, "post_ln"))
+        other.load_state_dict(small_models.randomise(one).state_dict())
+        torch.testing.assert_close(one.eval()(*inputs), other.eval()(*inputs))
+        if isinstance(one, CausalLanguageModel):
+            small_models.check_cached_text(one, inputs[0])
+
+
+@pytest.mark.usefixtures("float64")
+def test_values_of_tokens_are_added_in_the_layers_that_name_them(write: Write) -> None:
+    plugins.load(str(write(VALUES)))
+    model = small_models.causal_model(BlockConfig(preset="pre_ln", value_carry="embedded")).eval()
+    carries: list[Any] = [block.self_attention.value_carry for _, block in model.decoder.layers]
+    first, second = (carry.table.weight.detach() for carry in carries)
+    assert first.shape == (small_models.VOCABULARY, small_models.SIZES["model_dim"])
+    assert not torch.equal(first, second)
+    assert 0.01 < float(first.std()) < 0.03
+    tokens = small_models.words(2, 6)
+    values, u = torch.randn(2, 2, 6, 5), torch.randn(2, 6, 10)
+    expected = values.clone()
+    for row, head, place in np.ndindex(2, 2, 6):
+        gate = 3 / (1 + torch.exp(-(carries[0].gate.weight[head] @ u[row, place])))
+        added = first[tokens[row, place]][5 * head : 5 * head + 5]
+        expected[row, head, place] += gate * added
+    torch.testing.assert_close(carries[0](values, u, tokens), expected)
+    logits = model(tokens)
+    second[tokens[0, 2]] += 1.0
+    changed = (model(tokens) - logits).abs().amax(dim=-1) > 1e-9
+    seen = (tokens == tokens[0, 2]).cumsum(dim=1) > 0
+    assert torch.equal(changed, seen)
+
+
+@pytest.mark.parametrize(
+    ("axes", "field"),
+    [
+        ({"attention": "plain", "residual_attention": "sum"}, "residual_attention"),
+        ({"attention": "plain", "shaped_attention": ShapingSpec()}, "shaped_attention"),
+        ({"attention": "plain", "differential": True}, "differential"),
+        ({"attention": "plain", "score_cap": 5.0}, "score_cap"),
+        ({"attention": "plain", "sink": "zero"}, "sink"),
+        (
+            {"attention": "plain", "localised_span": LocalisedSpan(query_block=1, memory=2)},
+            "localised_span",
+        ),
+        ({"attention": "plane"}, "plane"),
+        ({"value_carry": "embedded", "memory": MemorySpec(length=4)}, "memory"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_belongs_to_the_softmax_is_refused_beside_ones_own(write, axes, field: str) -> None:
+    plugins.load(str(write(PLAIN + VALUES)))
+    with pytest.raises((ValueError, UserError), match=field):
+        BlockConfig(**axes).resolve(Stack(depth=2, causal=True))
+
+
+def test_a_stack_without_a_vocabulary_has_no_ids(write: Write) -> None:
+    plugins.load(str(write(VALUES)))
+    with pytest.raises(UserError, match="value_carry embedded"):
+        Encoder("pre_ln", depth=2, dim=16, heads=2, value_carry="embedded")
