@@ -24,7 +24,8 @@ from pathlib import Path
 from queue import Queue
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("lightning_app", "tests", "ablations", "benchmarks", "docs", "pyproject.toml", "README.md")
+FILES = ("pyproject.toml", "README.md", "CONTRIBUTING.md")
+PARTS = ("lightning_app", "tests", "ablations", "benchmarks", "docs", *FILES)
 
 
 LONGEST = 600.0  # seconds that the tests of a mutant may take
@@ -114,10 +115,10 @@ MUTANTS = (
         "self.own(query, keys, values, mask, None, dropout)",
     ),
     mutant(
-        "values of the ids of a text in the first layer only",
+        "values of the ids of a text are those of the token before",
         "tests/plugins/test_stream_rules.py",
-        "values = self.self_attention.value_carry(values, u, call.tokens)",
-        "values = self.self_attention.value_carry(values, u, call.tokens) if call.layer == 1 else values",
+        "value_carry(values, u, call.tokens)",
+        "value_carry(values, u, call.tokens.roll(1, 1))",
     ),
     mutant(
         "a window starts at its query",

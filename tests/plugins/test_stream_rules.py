@@ -12,7 +12,7 @@ from lightning_app import testing as small_models
 from lightning_app.blocks.attention import ShapingSpec
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.linear import SpectralLinear
-from lightning_app.blocks.masks import padding_mask
+from lightning_app.blocks.masks import Mask, padding_mask
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.stack import Stack
 from lightning_app.blocks.streams import STREAM_RULES, StreamPlace
@@ -193,6 +193,40 @@ def test_an_attention_of_ones_own_has_masks_biases_and_cached_keys(write, positi
         torch.testing.assert_close(one.eval()(*inputs), other.eval()(*inputs))
         if isinstance(one, CausalLanguageModel):
             small_models.check_cached_text(one, inputs[0])
+
+
+@pytest.mark.usefixtures("float64")
+def test_an_attention_over_two_layers_is_a_softmax_over_both(write: Write) -> None:
+    plugins.load(str(write(ATTENTION)))
+    config = BlockConfig(preset="pre_ln", attention="two_layers")
+    model = small_models.randomise(small_models.causal_model(config)).eval()
+    calls: list[tuple[Any, Any]] = []
+    for _, block in model.decoder.layers:
+        own: Any = block.self_attention.own
+        own.register_forward_hook(lambda _, given, result: calls.append((given, result)))
+    model(small_models.words(1, 4))
+    ((_, keys, values, *_), _), ((query, *above, _, below, _), (heads, _)) = calls
+    assert below[0] is keys
+    assert below[1] is values
+    for head, place in np.ndindex(2, 4):
+        every = torch.cat([part[0, head, : place + 1] for part in (keys, above[0])])
+        weights = (every @ query[0, head, place] / 5**0.5 / (2 + head)).exp()
+        wanted = torch.cat([part[0, head, : place + 1] for part in (values, above[1])])
+        expected = (weights / weights.sum()) @ wanted
+        torch.testing.assert_close(heads[0, head, place], expected)
+
+
+@pytest.mark.usefixtures("float64")
+def test_scores_get_every_bias_and_hidden_keys_none() -> None:
+    scores, bias, weights = (torch.randn(1, 2, 3, 3) for _ in range(3))
+    seen = torch.tensor([[[[True, True, False]]]])
+    mask = Mask(3, scores.device, seen=seen, causal=True, score_bias=bias, log_weights=weights)
+    maps = mask.logits(scores).softmax(dim=-1)
+    for head, row in np.ndindex(2, 3):
+        few = min(row + 1, 2)
+        exact = (scores + bias + weights)[0, head, row, :few].exp()
+        assert float(maps[0, head, row, few:].sum()) == 0.0
+        torch.testing.assert_close(maps[0, head, row, :few], exact / exact.sum())
 
 
 @pytest.mark.usefixtures("float64")
