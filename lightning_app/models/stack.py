@@ -101,6 +101,11 @@ class BlockStack(nn.Module):
             yield layer, block
 
     @property
+    def has_maps(self) -> bool:
+        """Whether every self-attention is a softmax, whose maps probes and pictures show."""
+        return all(block.self_attention.own is None for _, block in self.layers)
+
+    @property
     def dynamic_spans(self) -> list[DynamicSpanMask]:
         """The dynamic spans of the blocks; empty if there are no such spans."""
         spans = (block.self_attention.span for _, block in self.layers)

@@ -266,7 +266,7 @@ class ActivationHooks:
         norm = last_norm(block)
         if norm is not None:
             self._keep(norm, self._on_sum(stack))
-        if block.self_attention.own is None:  # one's own attention has no map to measure
+        if self._stacks[stack].has_maps:
             self._keep(block.self_attention, self._on_attention(stack, ""))
         if block.cross_attention is not None:
             self._keep(block.cross_attention, self._on_attention(stack, "cross_"))

@@ -382,8 +382,7 @@ def attention_maps(model: nn.Module, task: Task, sentence: Any) -> dict[str, Ten
     for name, stack in stacks(model).items():
         for block in dict.fromkeys(block for _, block in stack.layers):
             handles.append(block.register_forward_pre_hook(_note(calls)))
-            # A module in place of the softmax has no map.
-            watched = {} if block.self_attention.own else {name: block.self_attention}
+            watched = {name: block.self_attention} if stack.has_maps else {}
             if block.cross_attention is not None:
                 watched["cross"] = block.cross_attention
             for key, attention in watched.items():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_app import Encoder, plugins
+from lightning_app import Encoder, fit, plugins
 from lightning_app import testing as small_models
 from lightning_app.blocks.attention import ShapingSpec
 from lightning_app.blocks.config import BlockConfig
@@ -23,8 +23,10 @@ from lightning_app.core.errors import UserError
 from lightning_app.models.heads import CausalLanguageModel
 from lightning_app.models.initialization import initialize
 from lightning_app.models.stack import BlockStack
+from lightning_app.probes.hooks import from_csv
 from lightning_app.probes.probe import learned_gains
 from lightning_app.testing import check_preset, small_architecture
+from lightning_app.training.callbacks.probes import SignalProbe
 from tests.pages import fenced
 from tests.plugins.conftest import Write
 
@@ -59,6 +61,12 @@ def of_two_layers(stack):
     spec = PRESETS["pre_ln"](stack)
     own = replace(spec.blocks[0].self_attention, attention="two_layers")
     return replace(spec, blocks=(replace(spec.blocks[0], self_attention=own),) * stack.depth)
+
+
+@preset(equation="", paper="ours", fixes="nothing")
+def partly_of_two_layers(stack):
+    spec = of_two_layers(stack)
+    return replace(spec, blocks=(*spec.blocks[:-1], *PRESETS["pre_ln"](stack).blocks[-1:]))
 """
 PLAIN = """
 import torch
@@ -214,6 +222,23 @@ def test_an_attention_over_two_layers_is_a_softmax_over_both(write: Write) -> No
         wanted = torch.cat([part[0, head, : place + 1] for part in (values, above[1])])
         expected = (weights / weights.sum()) @ wanted
         torch.testing.assert_close(heads[0, head, place], expected)
+
+
+@pytest.mark.parametrize("preset", ["of_two_layers", "partly_of_two_layers"])
+def test_a_run_without_maps_is_probed_and_logged(write, tmp_path, cache, preset: str) -> None:
+    plugins.load(str(write(ATTENTION + INSIDE)))
+    probe = f"{SignalProbe.__module__}.SignalProbe"
+    sizes = {"decoder_depth": 2, "model_dim": 16, "ff_dim": 16, "num_heads": 2}
+    over = {f"model.architecture.{name}": size for name, size in sizes.items()}
+    over |= {"trainer.max_steps": 2, "trainer.val_check_interval": 2, "data.cache": cache}
+    over |= {"trainer.callbacks": [{"class_path": probe}], "model.block.preset": preset}
+    over |= {"trainer.default_root_dir": str(tmp_path / "run"), "trainer.limit_val_batches": 1}
+    schedule = {"kind": "constant", "warmup_steps": 0, "reference_steps": 1}
+    over |= {f"model.schedule.{name}": value for name, value in schedule.items()}
+    assert fit("ablations/base/synthetic_lm.yaml", over).record["steps"] == 2
+    found = {row.quantity for row in from_csv(tmp_path / "run" / "probes.csv")}
+    assert "hidden_norm" in found
+    assert not {name for name in found if "attention" in name or "logit" in name}
 
 
 @pytest.mark.usefixtures("float64")

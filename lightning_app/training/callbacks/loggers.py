@@ -142,6 +142,8 @@ def show_attention(trainer: pl.Trainer, module: pl.LightningModule, sentence: An
     model = system.model
     assert isinstance(model, nn.Module)
     maps = attention_maps(model, task, sentence)
+    if not maps:
+        return
     tokenizer = trainer.datamodule.tokenizer  # pyright: ignore[reportAttributeAccessIssue]
     read = " → ".join(tokenizer.decode(text[0].tolist()) for text in task.texts(sentence))
     step = trainer.global_step
