@@ -103,12 +103,19 @@ def test_a_wrong_table_is_one_line(tmp_path: Path, name: str, text: str, said: s
         parsed(tmp_path, name, text)
 
 
-def test_qqp_leaves_out_short_lines_and_keeps_empty_questions(tmp_path: Path) -> None:
+def test_qqp_leaves_out_short_lines_and_keeps_empty_questions(tmp_path, monkeypatch) -> None:
     header = tables.HEADERS["qqp"]
     rows = parsed(tmp_path, "qqp", f"{header}\n0\t1\t2\ta\t\t1\n1\t1\t2\ta\n2\t1\t2\tb\tc\t0\n")
     assert rows.splits["valid"]["first"] == ["a", "b"]
     assert rows.splits["valid"]["second"] == ["", "c"]
     assert rows.splits["valid"]["label"] == [1, 0]
+    # The hub's form keeps them, too.
+    texts = [("a", "b"), ("", "What name suits me?"), ("c", "")]
+    of_hub = [{"question1": a, "question2": b, "label": 1} for a, b in texts]
+    found = {"train": of_hub, "validation": of_hub}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: found)
+    train = corpus_of(tmp_path, "qqp", root=None).splits["train"]
+    assert [*zip(train["first"], train["second"], strict=True)] == texts
 
 
 @pytest.mark.parametrize(
@@ -171,15 +178,6 @@ def test_the_hub_gives_the_rows_of_the_published_tables(tmp_path, name: str, mon
     for of, column in zip(columns, ("first", "second"), strict=False):
         expected = [f'{valid} {of} "{row["label"]}' for row in rows(valid)]
         assert corpus.splits["valid"][column] == expected
-
-
-def test_the_hub_keeps_empty_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = [("a", "b"), ("", "What name suits me?"), ("c", "")]
-    rows = [{"question1": a, "question2": b, "label": 1} for a, b in texts]
-    found = {"train": rows, "validation": rows}
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: found)
-    train = corpus_of(tmp_path, "qqp", root=None).splits["train"]
-    assert [*zip(train["first"], train["second"], strict=True)] == texts
 
 
 @pytest.mark.parametrize(("name", "label"), [("rte", -1), ("mnli", 3), ("sst2", -1), ("rte", 0.5)])

@@ -24,8 +24,7 @@ from lightning_app.data.tokenizer import EOS, sha256, unigram_entropy
 
 PREPARE = """
 import json, sys
-from lightning_app.data.config import DataConfig
-from lightning_app.data.config import Splits
+from lightning_app.data.config import DataConfig, Splits
 from lightning_app.data.prepare import prepare
 fields = json.loads(sys.argv[1])
 fields["splits"] = Splits(**fields["splits"])
@@ -48,8 +47,8 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.exists() else set()
 
 
-def test_arrays_hold_the_text(write_pairs, text_config):
-    corpus = prepare(text_config(write_pairs()))
+def test_arrays_hold_the_text_and_meta_its_counts(write_pairs, text_config):
+    corpus = prepare(text_config(write_pairs(valid_en=["the unseen word", "the cat ."] * 30)))
     lines = {"source": "der hund sieht die katze .", "target": "the dog sees the cat ."}
     for column, line in lines.items():
         ids, offsets = corpus.ids("train", column), corpus.offsets("train", column)
@@ -61,10 +60,6 @@ def test_arrays_hold_the_text(write_pairs, text_config):
         assert first[-1] == EOS
         assert corpus.tokenizer.decode(first) == line
         assert corpus.lengths("train", column)[0] == len(line.split()) + 1
-
-
-def test_meta(write_pairs, text_config):
-    corpus = prepare(text_config(write_pairs(valid_en=["the unseen word", "the cat ."] * 30)))
     meta = corpus.meta
     assert meta["sizes"] == {"train": 60, "valid": 60, "test": 60}
     assert meta["tokens"]["train"]["target"] == 20 * (6 + 4 + 5) + 60
@@ -79,7 +74,7 @@ def test_meta(write_pairs, text_config):
     assert set(meta["padding_share"]) == {"1024", "4096", "32768"}
 
 
-def test_drops_are_counted_and_only_in_train(write_pairs, text_config):
+def test_drops_are_counted_and_only_in_train(write_pairs, text_config, tmp_path: Path):
     de = ["a b", "", "c d", "e " * 9, "f g"]
     sides = {"de": de, "en": ["a b", "x", "", "e " * 3, "f g"]}.items()
     files = {f"{split}_{k}": v for split in ("train", "valid", "test") for k, v in sides}
@@ -91,19 +86,10 @@ def test_drops_are_counted_and_only_in_train(write_pairs, text_config):
     files = {"train_de": ["a b c", "a b c d"], "train_en": ["x", "x"]}
     corpus = prepare(text_config(write_pairs(**files), max_length=3))
     assert corpus.lengths("train", "source").tolist() == [4]
-
-
-def test_ratio_belongs_to_the_protocol_of_iwslt14(write_pairs, tmp_path: Path):
+    # A ratio belongs to the protocol of IWSLT14.
     files = {"train_de": ["a b c", "a b c d", "a b"], "train_en": ["x y", "x y", "x y"]}
-    root = write_pairs(**files)
-    dropped = prepare(talks(root, tmp_path)).meta["dropped"]["train"]
+    dropped = prepare(talks(write_pairs(**files), tmp_path)).meta["dropped"]["train"]
     assert dropped == {"empty": 0, "ratio": 1, "too_long": 0}
-
-
-def test_nothing_left_is_an_error(write_pairs, text_config, tmp_path: Path):
-    with pytest.raises(UserError, match=r"nothing is left"):
-        prepare(text_config(write_pairs(), max_length=2))
-    assert {n for n in names(tmp_path / "cache") if not n.endswith(".lock")} == set()
 
 
 def test_the_tokenizer_is_of_the_training_split_and_the_checksum_of_all(write_pairs, text_config):
@@ -147,12 +133,16 @@ def test_folder_is_named_by_what_made_it(write_pairs, text_config, change: dict,
 
 
 def test_cache_root(write_pairs, text_config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file cannot be one."""
     config = replace(text_config(write_pairs()), cache=None)
     assert prepare(config).folder.parent == tmp_path / "home" / "transformer-ablations"
     monkeypatch.setenv("LIGHTNING_APP_CACHE", str(tmp_path / "variable"))
     assert prepare(config).folder.parent == tmp_path / "variable"
     named = replace(config, cache=str(tmp_path / "named"))
     assert prepare(named).folder.parent == tmp_path / "named"
+    (tmp_path / "cache").write_text("no folder")
+    with pytest.raises(UserError, match=r"cache:.*data\.cache"):
+        prepare(text_config(write_pairs()))
 
 
 def test_references(write_pairs, text_config, tmp_path: Path):
@@ -224,7 +214,14 @@ def test_killed_while_preparing(tmp_path: Path):
     assert corpus.meta["sizes"]["train"] == 30_000
 
 
-def test_full_disk_goes_up_and_leaves_nothing(write_pairs, text_config, tmp_path, monkeypatch):
+def test_no_rows_and_a_full_disk_leave_nothing(write_pairs, text_config, tmp_path, monkeypatch):
+    def left() -> set[str]:
+        return {n for n in names(tmp_path / "cache") if not n.endswith(".lock")}
+
+    with pytest.raises(UserError, match=r"nothing is left"):
+        prepare(text_config(write_pairs(), max_length=2))
+    assert left() == set()
+
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -232,7 +229,7 @@ def test_full_disk_goes_up_and_leaves_nothing(write_pairs, text_config, tmp_path
     with pytest.raises(OSError, match="No space left") as error:
         prepare(text_config(write_pairs()))
     assert error.value.errno == errno.ENOSPC
-    assert {n for n in names(tmp_path / "cache") if not n.endswith(".lock")} == set()
+    assert left() == set()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
@@ -240,12 +237,6 @@ def test_saving_keeps_the_errno_of_a_full_disk():
     with pytest.raises(OSError, match="No space left") as error:
         module._save(Path("/dev/full"), np.arange(10**6))
     assert error.value.errno == errno.ENOSPC
-
-
-def test_cache_that_is_a_file(write_pairs, text_config, tmp_path: Path):
-    (tmp_path / "cache").write_text("no folder")
-    with pytest.raises(UserError, match=r"cache:.*data\.cache"):
-        prepare(text_config(write_pairs()))
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
@@ -297,7 +288,7 @@ def test_bytes_can_have_the_marks_of_pieces(write_pairs, text_config):
     assert corpus.lengths("train", "target")[0] == len("a▅▁b".encode()) + 1
 
 
-def test_unusual_characters_are_counted(tmp_path: Path, text_config):
+def test_unusual_characters_are_counted_and_old_ends_of_lines_refused(tmp_path: Path, text_config):
     lines = ["a \ufeffb", "c\rd", "e\x0bf \u2028g\x85", "<s> h<mask>", "i <unk> j", "naïve \ue000"]
     for stem in ("train", "valid"):
         text = "\ufeff" + "\n\ufeff".join(lines) + "\r\n"  # as files of Windows that were joined
@@ -308,9 +299,6 @@ def test_unusual_characters_are_counted(tmp_path: Path, text_config):
         assert part in said
     assert corpus.meta["sizes"]["train"] == 6
     assert corpus.meta["text"]["valid"]["bytes"] == sum(len(line.encode()) + 1 for line in lines)
-
-
-def test_ends_of_lines_of_old_systems_are_refused(tmp_path: Path, text_config):
     for stem in ("train", "valid"):
         (tmp_path / f"{stem}.txt").write_bytes(b"one line\ranother line\r")
     with pytest.raises(UserError, match=r"train\.txt: line 1 .*carriage return"):

@@ -203,8 +203,10 @@ def test_a_dev_set_is_divided_by_articles(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
-def test_a_test_split_of_the_dev_set_has_no_training_article(tmp_path: Path) -> None:
+def test_a_test_split_is_required_and_has_no_training_article(tmp_path: Path) -> None:
     root = questions.write_squad(tmp_path, "squad1", train=0)
+    with pytest.raises(UserError, match=r"test-v1\.1\.json"):
+        require_test(config(root, "squad1"))
     corpus = corpus_of(root, "squad1", train_from_dev=0.5, splits=Splits(test="dev"))
     assert corpus.splits["test"]["id"] == corpus.splits["valid"]["id"]
     (root / "test-v1.1.json").write_text((root / "dev-v1.1.json").read_text())
@@ -241,12 +243,6 @@ def test_nothing_is_divided_silently(tmp_path: Path) -> None:
 def test_corpora_and_tasks_fit_together(tmp_path: Path, name: str, fields: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
         config(tmp_path, name, **fields)
-
-
-def test_a_test_split_is_required_where_it_is_evaluated(tmp_path: Path) -> None:
-    questions.write_squad(tmp_path, "squad1")
-    with pytest.raises(UserError, match=r"test-v1\.1\.json"):
-        require_test(config(tmp_path, "squad1"))
 
 
 @pytest.mark.parametrize("name", NAMES)

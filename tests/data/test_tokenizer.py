@@ -41,13 +41,16 @@ def bpe(tmp_path: Path) -> Pieces:
     return tokenizer_of(LINES, "bpe", 40, tmp_path)
 
 
-def test_null_vocabulary_has_every_word_and_the_unknown_is_one_id(word: Pieces):
+def test_null_vocabulary_has_every_word_and_the_unknown_is_one_id(word: Pieces, tmp_path: Path):
+    """Long lines are not dropped."""
     assert word.vocab_size == len({w for line in LINES for w in line.split()}) + 5
     for line in LINES:
         assert UNK not in word.encode(line)
         assert len(word.encode(line)) == len(line.split())
     assert word.encode("the 😀 cat")[1] == UNK
     assert MASK not in word.encode("<mask>")
+    lines = [*LINES, "word " * 3000 + "unique"]
+    assert UNK not in tokenizer_of(lines, "word", None, tmp_path).encode("unique")
 
 
 @pytest.mark.parametrize("kind", ["bpe", "word"])
@@ -84,11 +87,6 @@ def test_too_small_a_vocabulary_names_the_smallest(tmp_path: Path):
         train(lambda: iter(LINES), "bpe", 6)
     smallest = int(str(error.value).split()[-1])
     assert tokenizer_of(LINES, "bpe", smallest, tmp_path).vocab_size == smallest
-
-
-def test_long_lines_are_not_dropped(tmp_path: Path):
-    lines = [*LINES, "word " * 3000 + "unique"]
-    assert UNK not in tokenizer_of(lines, "word", None, tmp_path).encode("unique")
 
 
 def test_unigram_entropy_by_hand():
