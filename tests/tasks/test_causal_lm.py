@@ -245,10 +245,20 @@ def test_the_separator_is_a_part_of_the_prepared_corpus(root: Path, text_config)
     assert found == [[0, 3, 10, 15, 22, 27, 34], [0, 7, 19, 31]]
 
 
-def check_losses(
-    made: PreparedCorpus, window: int, stride: int | None, positions: str, masked: bool
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    ("masked", "positions", "window", "stride"),
+    [
+        (False, "sinusoidal", 9, 3),
+        *((True, "sinusoidal", *each) for each in ((9, None), (9, 3), (50, None))),
+        *((True, "learned", *each) for each in ((9, None), (9, 3), (50, None))),
+    ],
+)
+def test_windows_give_the_loss_of_an_explicit_loop(
+    request: pytest.FixtureRequest, masked: bool, positions: str, window: int, stride: int | None
 ) -> None:
     """Each token once, from those of its window, and of its document if masked."""
+    made = request.getfixturevalue("documents" if masked else "corpus")
     rows = CausalRows(made, "valid", window, stride, masked=masked)
     model: Any = task().build_model(
         tiny.architecture(kind="decoder", positions=positions),
@@ -270,20 +280,6 @@ def check_losses(
         found = [task().sums(model, rows[0, wanted]) for _, wanted in rows.sampler(40)]
     assert sum(float(of.nll) for of in found) == pytest.approx(expected, rel=1e-12)
     assert sum(int(of.tokens) for of in found) == len(ids)
-
-
-@pytest.mark.usefixtures("float64")
-def test_overlap_gives_the_loss_of_an_explicit_loop(corpus: PreparedCorpus) -> None:
-    check_losses(corpus, 9, 3, "sinusoidal", masked=False)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize(("window", "stride"), [(9, None), (9, 3), (50, None)])
-@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_masked_documents_give_the_loss_of_an_explicit_loop(
-    documents: PreparedCorpus, window: int, stride: int | None, positions: str
-) -> None:
-    check_losses(documents, window, stride, positions, masked=True)
 
 
 def test_batches_say_the_document_of_each_token(documents: PreparedCorpus) -> None:
