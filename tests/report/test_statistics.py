@@ -28,25 +28,17 @@ from lightning_app.report.statistics import (
 )
 
 
-@pytest.fixture
-def draws() -> np.ndarray:
-    """Fifty lists of seven values."""
-    return np.random.default_rng(3).lognormal(0.2, 0.5, (50, 7))
-
-
-def test_t_is_scipys(draws):
-    low, high, p = t_intervals(draws - 1.2)
-    test = stats.ttest_1samp(draws - 1.2, 0, axis=1)
+def test_t_and_wilson_are_scipys():
+    draws = np.random.default_rng(3).lognormal(0.2, 0.5, (50, 7)) - 1.2
+    low, high, p = t_intervals(draws)
+    test = stats.ttest_1samp(draws, 0, axis=1)
     ends = test.confidence_interval(0.95)
     assert low == pytest.approx(ends.low)
     assert high == pytest.approx(ends.high)
     assert p == pytest.approx(test.pvalue)
-    assert t_interval(list(draws[4] - 1.2)) == pytest.approx((low[4], high[4], p[4]))
+    assert t_interval(list(draws[4])) == pytest.approx((low[4], high[4], p[4]))
     for no_spread in ([1.0], [0.3, 0.1 + 0.2, 0.3]):
         assert all(math.isnan(value) for value in t_interval(no_spread))
-
-
-def test_wilson_is_scipys():
     for count in (1, 3, 5, 10, 40):
         low, high = wilson_intervals(np.arange(count + 1), count)
         for failed in range(count + 1):
@@ -177,7 +169,7 @@ def test_bleu_by_enumeration():
     assert found == bleu_difference(first, second, SENTENCES, trials=4000)
 
 
-def test_bleu_of_a_run_against_itself_is_no_finding():
+def test_bleu_of_a_run_against_itself_is_no_finding_and_tokens_no_reason_to_warn(caplog):
     found = bleu_difference(SENTENCES, SENTENCES, SENTENCES, trials=100)
     assert found.difference == 0.0
     assert found.p == 1.0
@@ -185,10 +177,19 @@ def test_bleu_of_a_run_against_itself_is_no_finding():
     assert bleu_difference(one, SENTENCES, SENTENCES, trials=100).p == 1.0
     with pytest.raises(ValueError, match="10, 9 and 10"):
         bleu_difference(SENTENCES, SENTENCES[1:], SENTENCES)
+    lines = [f"{sentence} ." for sentence in SENTENCES * 10]
+    assert len(lines) >= 100
+    bleu_difference(lines, lines[1:] + lines[:1], lines, tokenize="none", trials=10)
+    assert caplog.messages == []
+    bleu_difference(lines, lines[1:] + lines[:1], lines, tokenize="13a", trials=10)
+    assert "tokenized period" in caplog.text  # here it may be a mistake
 
 
 def test_coverage_in_short():
-    """Tails of 4 standard errors. That of one arm's mean loss holds less under skew."""
+    """Tails of 4 standard errors. That of one arm's mean loss holds less under skew.
+
+    Wilson's interval holds on average; intervals over mixed endings do not.
+    """
     rng = np.random.default_rng(11)
     for kind in coverage.KINDS:
         for seeds in coverage.SEEDS:
@@ -198,9 +199,6 @@ def test_coverage_in_short():
                 assert lowest - 4 * row.error < row.rate < coverage.HIGH + 4 * row.error, row
                 if kind == "normal" and row.what.endswith(", t"):
                     assert abs(row.rate - 0.95) < 4 * row.error, row
-
-
-def test_wilson_holds_on_average_and_intervals_over_mixed_endings_do_not():
     for seeds in coverage.SEEDS:
         _, exact = coverage.wilson_coverage(seeds)
         assert 0.95 < exact.mean() < 0.96
@@ -208,15 +206,6 @@ def test_wilson_holds_on_average_and_intervals_over_mixed_endings_do_not():
     whole, alike = coverage.mixtures(5, 0.1, 1000, np.random.default_rng(13))
     assert whole.rate < 0.5
     assert alike.holds
-
-
-def test_tokenised_text_is_no_reason_to_warn(caplog):
-    lines = [f"{sentence} ." for sentence in SENTENCES * 10]
-    assert len(lines) >= 100
-    bleu_difference(lines, lines[1:] + lines[:1], lines, tokenize="none", trials=10)
-    assert caplog.messages == []
-    bleu_difference(lines, lines[1:] + lines[:1], lines, tokenize="13a", trials=10)
-    assert "tokenized period" in caplog.text  # here it may be a mistake
 
 
 def test_savings_and_what_does_not_matter_in_short():
