@@ -460,7 +460,7 @@ def test_the_loss_is_shown_as_it_was_measured_not_as_it_is_scored(make_grid) -> 
     assert arm.mean == pytest.approx(fmean([5.49, 6.49]))
 
 
-def test_arms_that_count_other_tokens_are_not_ranked(make_grid: Any) -> None:
+def test_arms_of_one_ruler_alone_are_ranked_over_all_groups(make_grid: Any) -> None:
     axes = {SEED: [1, 2], TOKENIZER: ["word", "char"], PRESET: ["post_ln", "pre_ln"]}
 
     def nats_of(axes: Any) -> float:
@@ -475,12 +475,9 @@ def test_arms_that_count_other_tokens_are_not_ranked(make_grid: Any) -> None:
     (told,) = metrics_document(grid)
     assert [arm["ruler"] for arm in told["arms"]] == [name for name, _ in found]
     assert TOKENIZER in shown(grid, width=1000)
-
-
-def test_arms_of_one_ruler_are_ranked_over_all_groups(make_grid: Any) -> None:
     kind = "model.optimizer.kind"
-    axes = {SEED: [1, 2], kind: ["adam", "sgd"]}
-    fake = make_grid(lambda at: 3.0 - (at[kind] == "sgd"), axes, sensitivity={}, curves=False)
+    axes, alike = {SEED: [1, 2], kind: ["adam", "sgd"]}, {"sensitivity": {}, "curves": False}
+    fake = make_grid(lambda at: 3.0 - (at[kind] == "sgd"), axes, name="alike", **alike)
     arms = by_metric(read_results(fake.folder))
     assert [(arm.ruler, arm.mean) for arm in arms] == [("", 2.0), ("", 3.0)]
 

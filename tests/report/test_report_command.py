@@ -82,13 +82,10 @@ def test_a_report_or_study_replaces_none_of_another_grid(grid: str) -> None:
         report_command(grid, publish_in=Path("experiments/deep"))
 
 
-def test_a_taken_port_is_reported_before_any_work(grid: str) -> None:
+def test_a_taken_port_and_results_of_other_cells_are_reported_before_any_work(grid: str) -> None:
     with claim(0) as other, pytest.raises(UserError, match=r"--port: .* in use"):
         report_command(grid, serve=True, port=other.getsockname()[1])
     assert not list(Path("experiments").glob("*/report.html"))
-
-
-def test_results_of_other_cells_than_those_of_the_file_are_refused(grid: str) -> None:
     tree = yaml.safe_load(Path(grid).read_text())
     tree["axes"][WARMUP] = [0, 60, 4000]
     Path(grid).write_text(yaml.safe_dump(tree))

@@ -188,10 +188,8 @@ def test_results_of_other_data_are_never_pooled(make_grid, outcome) -> None:
     page = write_report(made.folder, figures=False).read_text(encoding="utf-8")
     assert stranger in page
     assert "trained on other" in page
-
-
-def test_axes_of_the_data_are_no_mixture(make_grid) -> None:
-    made = make_grid(lambda axes: 2.0, {**PLANNED, "data.window": [16, 32]})
+    # Axes of the data are no mixture.
+    made = make_grid(lambda axes: 2.0, {**PLANNED, "data.window": [16, 32]}, name="axes")
     for number, cell in enumerate(made.cells):
         if cell["axes"]["data.window"] == 32:
             made.edit(number, data=OTHER)

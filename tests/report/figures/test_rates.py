@@ -71,18 +71,16 @@ def test_few_rates_have_numbers_which_do_not_overlap(make_grid):
         assert all(one[1] < two[0] for one, two in pairwise(spans))
 
 
-def test_the_best_rates_are_ringed(make_grid):
+def test_the_best_rates_are_ringed_unless_all_fail(make_grid):
     found = rings(make_grid(outcome, AXES, curves=False).folder)
     for variant, moved in (("post_ln", 2e-3), ("pre_ln", 1e-3), ("sas", 1e-3)):
         assert found[variant] == [[pytest.approx([1e-3, 2.02]), pytest.approx([moved, 2.02])]]
 
-
-def test_rates_that_all_fail_have_no_ring(make_grid):
     def stalls(axes):
         bare = axes[PRESET] == "post_ln" and axes[WARMUP] == 0
         return 4.5 if bare else outcome(axes)
 
-    found = rings(make_grid(stalls, AXES, curves=False).folder)
+    found = rings(make_grid(stalls, AXES, curves=False, name="stalls").folder)
     counts = {variant: len(ringed) for variant, ringed in found.items()}
     assert counts == {"post_ln": 0, "pre_ln": 1, "sas": 1}
 
@@ -181,7 +179,7 @@ def test_the_map_holds_means_and_counts_on_a_scale_that_ends_at_the_entropy(make
     assert top not in tiles.values()
 
 
-def test_points_without_a_run_stay_empty(make_grid, draw):
+def test_points_without_a_run_stay_empty_and_pruned_grids_have_no_map(make_grid, draw):
     def missing(axes):
         return "waiting" if axes[RATE] == 2e-3 and axes[WARMUP] == 60 else stalling(axes)
 
@@ -189,10 +187,7 @@ def test_points_without_a_run_stay_empty(make_grid, draw):
     empty = table[table["n"] == 0]
     assert set(zip(empty["warmup"], empty["lr"], strict=True)) == {(60, 2e-3)}
     assert empty["loss"].isna().all()
-
-
-def test_pruned_grids_have_none(make_grid, draw):
-    fake = make_grid(stalling, FEW, curves=False)
+    fake = make_grid(stalling, FEW, curves=False, name="pruned")
     fake.prune(0)
     names = draw(fake.folder).names
     assert "loss_by_rate" in names

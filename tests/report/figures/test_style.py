@@ -93,9 +93,7 @@ def test_a_preset_has_one_colour_in_every_grid():
         assert [found[name] for name in FIXED] == list(COLOURS[: len(FIXED)])
         assert len({*found.values()}) == len(names)
     assert colours(["deepnorm", "admin"])["deepnorm"] == COLOURS[0]  # no other takes it there
-
-
-def test_many_variants_do_not_take_the_colour_of_a_preset_that_is_there():
+    # Nor do many variants.
     names = ["post_ln", *(f"variant_{i}" for i in range(9))]
     found = colours(names)
     assert list(found.values()).count(found["post_ln"]) == 1

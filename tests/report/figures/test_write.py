@@ -18,12 +18,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 LINK = "{http://www.w3.org/1999/xlink}href"
 
 
-def test_settings_of_matplotlib_stay_as_they_were(make_grid, draw):
-    before = dict(matplotlib.rcParams)
-    draw(make_grid(lambda a: 2.0, {SEED: [1], WARMUP: [0, 60]}).folder)
-    assert dict(matplotlib.rcParams) == before
-
-
 @pytest.mark.slow
 @pytest.mark.pdf_files
 def test_same_runs_same_bytes(make_grid, draw, outcome):
@@ -42,9 +36,11 @@ def test_same_runs_same_bytes(make_grid, draw, outcome):
         assert b"/Type3" not in document
 
 
-def test_figures_come_by_question(make_grid, draw, outcome):
+def test_figures_come_by_question_and_settings_stay_as_they_were(make_grid, draw, outcome):
+    before = dict(matplotlib.rcParams)
     folder = make_grid(outcome, {SEED: [1, 2], WARMUP: [0, 60], RATE: [1e-3, 4e-3]}).folder
     drawn = draw(folder)
+    assert dict(matplotlib.rcParams) == before
     places = [QUESTIONS.index(drawing.question) for drawing in drawn.list]
     assert places == sorted(places)
     assert [(d.path.stem, d.lr) for d in drawn.list[:5]] == [
@@ -120,7 +116,7 @@ def test_nothing_is_drawn_outside_the_canvas(make_grid, draw, variants):
             assert 0 < float(y) <= height
 
 
-def test_no_more_panels_are_drawn_than_a_page_can_hold(make_grid):
+def test_no_more_panels_are_drawn_than_a_page_can_hold(make_grid, draw, monkeypatch):
     presets, widths = ["post_ln", "pre_ln", "sas"], list(range(100, 100 + MOST_PANELS // 3 + 9))
     axes = {SEED: [1], PRESET: presets, "model.architecture.model_dim": widths}
     grid = read_results(make_grid(lambda a: 2.0, axes, curves=False).folder)
@@ -132,12 +128,10 @@ def test_no_more_panels_are_drawn_than_a_page_can_hold(make_grid):
     many = {SEED: [1], PRESET: [f"v{i}" for i in range(MOST_PANELS + 1)]}
     grid = read_results(make_grid(lambda a: 2.0, many, curves=False, name="many").folder)
     assert [len(cells) for cells in drawn_slices(grid).values()] == [MOST_PANELS + 1]
-
-
-def test_all_figures_are_of_the_combinations_that_are_drawn(make_grid, draw, monkeypatch):
+    # All figures are of the combinations that are drawn.
     monkeypatch.setattr(sheet, "MOST_PANELS", 2)
     axes = {SEED: [1], WARMUP: [0, 60], "model.architecture.model_dim": [64, 65, 66]}
-    drawn = draw(make_grid(lambda a: 2.0, axes, curves=False).folder)
+    drawn = draw(make_grid(lambda a: 2.0, axes, curves=False, name="few").folder)
     groups = {f"model.architecture.model_dim={width}" for width in (64, 65)}
     assert {drawing.group for drawing in drawn.list} == groups | {"all"}
     assert len(drawn.list) == 5  # what decides, and loss and resources of each
