@@ -306,18 +306,15 @@ def test_the_names_in_a_declared_folder_count(write: Write, tmp_path: Path) -> N
     assert found[0] == found[1] != found[2]
 
 
-def test_a_wrong_declaration(write: Write) -> None:
+def test_a_wrong_declaration_and_another_constant_of_a_rule_are_refused(write: Write) -> None:
     assert "gain.json" in refused(write(DEPENDS))
+    source = "from lightning_app.models.optim import OPTIMIZERS\n"
+    source += "OPTIMIZERS['kl_soap'].options['init_factor'] = 50.0\n"
+    assert "does not support item assignment" in refused(write(source))
     late = "from lightning_app.plugins import depends_on\ndef late():\n    depends_on('x')\n"
     plugins.load(str(write(late)))
     with pytest.raises(UserError, match="depends_on"):
         sys.modules["some_parts"].late()
-
-
-def test_the_constants_of_a_rule_are_not_replaced(write: Write) -> None:
-    source = "from lightning_app.models.optim import OPTIMIZERS\n"
-    source += "OPTIMIZERS['kl_soap'].options['init_factor'] = 50.0\n"
-    assert "does not support item assignment" in refused(write(source))
 
 
 def test_a_part_that_another_plugin_uses_by_its_name_counts(write: Write) -> None:
@@ -336,19 +333,14 @@ def result(loaded: dict[str, str] | None, **used: str) -> dict[str, Any]:
     return {"provenance": {"code": "c", "classes": {}, **known}}
 
 
-def test_plugins_that_were_loaded_without_being_used_are_a_mixture() -> None:
+def test_plugins_that_were_loaded_unused_and_versions_of_one_are_mixtures() -> None:
     """An arm that uses one is the question; and one edited for that arm alone is no difference."""
-    one, two = "1" * 64, "2" * 64
+    loaded, one, two, three = {}, "1" * 64, "2" * 64, "3" * 64
     assert "plugins" not in mixed({"a": result({"p": one}), "b": result({"p": two}, p=two)})
     assert "plugins" not in mixed({"a": result({}), "b": result(None)})
     several = {"a": result({"p": one}), "b": result({}), "c": result({"p": two}, p=two)}
     assert mixed(several)["plugins"] == {f"p {'1' * 16}": ["a"], "p none": ["b"], "all used": ["c"]}
     assert "plug-ins" in statements(several)["plugins"]
-
-
-def test_versions_of_one_plugin_are_a_mixture_of_code() -> None:
-    """A plug-in that only one arm uses is the question, not a mixture."""
-    loaded, one, two, three = {}, "1" * 64, "2" * 64, "3" * 64
     arms = {"a": result(loaded), "b": result(loaded, p=one)}
     assert "code" not in mixed({**arms, "c": result(loaded, q=two)})
     several = mixed({**arms, "c": result(loaded, p=three)})

@@ -154,7 +154,7 @@ REFUSED: list[tuple[str, Mapping[str, Any], str]] = [
 ]
 
 
-def test_what_has_no_meaning_is_refused(rules: Path) -> None:
+def test_what_has_no_meaning_and_an_unknown_rule_are_refused(rules: Path) -> None:
     for preset, axes, what in REFUSED:
         message = f"^residual_rule scaled .*{what}.* residual_rule sum"
         with pytest.raises(ValueError, match=message):
@@ -163,16 +163,10 @@ def test_what_has_no_meaning_is_refused(rules: Path) -> None:
     ruled = ResidualSpec(rule="scaled")
     with pytest.raises(ValueError, match="residual_rule"):
         type(block)(**{**vars(block), "around_ff": ruled})
-
-
-def test_the_growth_of_a_rule_is_not_judged_as_that_of_a_sum(rules: Path) -> None:
-    """Without norms a sum explodes; a rule that starts as the identity does not."""
+    # Without norms a sum explodes; a rule that starts as the identity does not.
     with pytest.raises(ValueError, match="explodes"):
         resolved("pre_ln", norm_placement="none", residual_rule="sum")
     resolved("pre_ln", norm_placement="none", residual_rule="scaled")
-
-
-def test_an_unknown_rule_is_refused(rules: Path) -> None:
     for call in (
         lambda: ResidualSpec(rule="higway"),
         lambda: resolve({"model": {"block": {"residual_rule": "higway"}}}, "a test"),
@@ -199,9 +193,7 @@ def test_a_drawing_names_the_rule_in_place_of_the_plus(rules: Path) -> None:
     assert 'r="8"' not in svg  # the circle of a plus
     specification = str(specification_lines({"encoder": resolved("highway_post")}))
     assert specification.count("rule highway") == 2
-
-
-def test_layers_of_two_rules_are_drawn_apart(rules: Path) -> None:
+    # Layers of two rules are drawn apart.
     plain, ruled = (
         same_block(ENCODER, around(ResidualSpec(norm_sum="layer_norm", rule=rule)), "none")
         for rule in ("sum", "highway")
