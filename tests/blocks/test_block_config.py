@@ -375,16 +375,13 @@ def test_a_placement_keeps_the_type_of_the_norms(preset: str, kind: str) -> None
     assert resolve(STACKS[1], "speedrun", norm_placement="post").input_norm == "rms_norm_plain"
 
 
-def test_a_branch_of_another_size_rises_like_the_others() -> None:
+def test_a_branch_of_another_size_rises_like_the_others_and_a_shared_gain_is_of_all() -> None:
     half = Gain(value=0.5)
     spec = resolve(STACKS[1], "prores", attention_branch=half, ff_branch=half)
     for block, theirs in zip(spec.blocks, resolve(STACKS[1], "prores").blocks, strict=True):
         ramp = theirs.around_ff.branch.ramp
         assert ramp > 0.0
         assert block.around_self.branch == block.around_ff.branch == replace(half, ramp=ramp)
-
-
-def test_a_shared_gain_is_that_of_all_branches() -> None:
     gain = Gain(value=0.1, learned=True)
     axes = {"attention_branch": gain, "ff_branch": gain, "share_branch_gain": True}
     for stack in STACKS:
@@ -478,6 +475,11 @@ def test_axes_of_self_attention_leave_cross_attention_alone() -> None:
         for ours, before in zip(spec.blocks, PRESETS[preset](stack).blocks, strict=True):
             assert ours.cross_attention == before.cross_attention, preset
             assert ours.around_cross == before.around_cross, preset
+    # Noise and norm of queries and keys go to both attentions.
+    spec = resolve(STACKS[1], "pre_ln", query_key_noise=0.5, qk_norm="rms_norm")
+    for block in spec.blocks:
+        for attention in (block.self_attention, block.cross_attention):
+            assert (attention.query_key_noise, attention.qk_norm) == (0.5, "rms_norm")
 
 
 @pytest.mark.parametrize(("axis", "part"), [("attention", "around_self"), ("ff", "around_ff")])
@@ -537,13 +539,6 @@ def test_axes_of_self_attention_go_where_they_are_named(axes: Any, layers: Any) 
     spec = resolve(STACKS[0], **{"preset": "sas", **axes})
     for name, values in layers.items():
         assert [getattr(block.self_attention, name) for block in spec.blocks] == values
-
-
-def test_noise_and_norm_of_queries_and_keys_go_to_both_attentions() -> None:
-    spec = resolve(STACKS[1], "pre_ln", query_key_noise=0.5, qk_norm="rms_norm")
-    for block in spec.blocks:
-        for attention in (block.self_attention, block.cross_attention):
-            assert (attention.query_key_noise, attention.qk_norm) == (0.5, "rms_norm")
 
 
 def test_skipinit_and_rezero_need_no_norm() -> None:

@@ -50,11 +50,17 @@ def test_only_sinusoids_need_an_even_width() -> None:
     assert model(*tiny.sentences()).shape == (3, 11, tiny.VOCABULARY)
 
 
-def test_decoder_without_blocks_is_refused_where_there_is_a_decoder() -> None:
+def test_stacks_know_each_other_and_a_decoder_needs_blocks() -> None:
     with pytest.raises(ValueError, match="decoder_depth 0"):
         tiny.architecture(decoder_depth=0).stacks(BlockConfig())
     stacks = tiny.architecture(kind="encoder", decoder_depth=0).stacks(BlockConfig())
     assert list(stacks) == ["encoder"]
+    # RealFormer's mean needs two stacks; the decoder's depth of an encoder alone is not read.
+    both = tiny.architecture().stacks(BlockConfig(preset="realformer"))
+    assert [len(both[side].blocks) for side in ("encoder", "decoder")] == [3, 2]
+    assert both["encoder"].blocks[2].self_attention.score_divisor == 3.0
+    alone = tiny.architecture(kind="encoder").stacks(BlockConfig(preset="realformer"))
+    assert alone["encoder"].blocks[2].self_attention.score_divisor == 1.0
 
 
 @pytest.mark.parametrize(
@@ -79,15 +85,6 @@ def test_other_presets_take_a_norm_of_the_embedding(preset: str) -> None:
     assert isinstance(model.embedding.norm, nn.LayerNorm)
     bare = BlockConfig(preset="peri_ln", norm_placement="post")  # drops Peri-LN's own
     assert tiny.architecture(kind="encoder", embedding_norm="layer_norm").stacks(bare)
-
-
-def test_stacks_know_each_other() -> None:
-    """RealFormer's mean needs two stacks; the decoder's depth of an encoder alone is not read."""
-    both = tiny.architecture().stacks(BlockConfig(preset="realformer"))
-    assert [len(both[side].blocks) for side in ("encoder", "decoder")] == [3, 2]
-    assert both["encoder"].blocks[2].self_attention.score_divisor == 3.0
-    alone = tiny.architecture(kind="encoder").stacks(BlockConfig(preset="realformer"))
-    assert alone["encoder"].blocks[2].self_attention.score_divisor == 1.0
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -123,18 +120,15 @@ def check_beams(model: EncoderDecoder, steps: int, leaving: Sequence[int] = ()) 
     return state
 
 
-every_carry = pytest.mark.parametrize(
+@pytest.mark.in_turn(24)
+@pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
+@pytest.mark.parametrize(
     ("preset", "carry"),
     [
         *((preset, None) for preset in PRESETS),
         *(("sas", "sum"), ("pre_ln", "mean"), ("qk_norm", "qk_sum")),
     ],
 )
-
-
-@pytest.mark.in_turn(24)
-@pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
-@every_carry
 @pytest.mark.unchecked_shapes
 @torch.no_grad()
 def test_beams_that_share_a_cache_go_on_from_their_own_prefixes(

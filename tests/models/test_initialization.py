@@ -32,6 +32,8 @@ from tests.noted import noted
 pytestmark = pytest.mark.unchecked_shapes  # every other test builds models, too
 DIM, FF, HEADS, VOCABULARY, PAD = 64, 96, 4, 997, 3
 ENCODER, DECODER = 3, 2
+SIZES: dict[str, Any] = {"encoder_depth": ENCODER, "decoder_depth": DECODER}
+SIZES |= {"model_dim": DIM, "ff_dim": FF, "num_heads": HEADS}
 SIMPLIFIED = ["sas", "sas_p", "sas_p_no_norm"]
 ZERO = ["zero_output", "speedrun"]
 PLAIN_ONLY = {"t_fixup", "ngpt", "differential", "sigma_reparam", *ZERO}
@@ -41,15 +43,7 @@ ANCHORED = {"value_projection": "orthogonal_plus", "output_projection": "orthogo
 
 
 def build(kind: Kind, preset: str, architecture: Any = None, **axes: Any) -> nn.Module:
-    sizes: dict[str, Any] = {
-        "encoder_depth": ENCODER,
-        "decoder_depth": DECODER,
-        "model_dim": DIM,
-        "ff_dim": FF,
-        "num_heads": HEADS,
-        **(architecture or {}),
-    }
-    config = ArchitectureConfig(kind=kind, **sizes)
+    config = ArchitectureConfig(kind=kind, **(SIZES | (architecture or {})))
     return build_model(config, BlockConfig(preset=preset, **axes), VOCABULARY, PAD)
 
 
@@ -263,14 +257,9 @@ def test_identity_plus_starts_as_the_identity(kind: Kind, preset: str) -> None:
 @pytest.mark.parametrize("kind", ["orthogonal", "orthogonal_plus"])
 def test_orthogonal_projections_start_so_and_tied_ones_cancel(kind: str, tied: bool) -> None:
     """Tied, values and output undo each other at the start; each layer draws its own matrix."""
-    model = build(
-        "encoder_decoder",
-        "sas",
-        value_projection=kind,
-        output_projection=kind,
-        first_value_projection=kind,
-        tied_projections=tied,
-    )
+    projections = ("value_projection", "output_projection", "first_value_projection")
+    axes = dict.fromkeys(projections, kind)
+    model = build("encoder_decoder", "sas", **axes, tied_projections=tied)
     u = torch.randn(2, 3, DIM)
     values = []
     for name, attention in attentions(model):
@@ -305,9 +294,7 @@ def test_embedding_is_normal_with_a_row_of_zeros_for_padding(kind: Kind) -> None
     assert others.std().item() == pytest.approx(DIM**-0.5, rel=0.02)
     assert others.mean().abs() < 0.01 * DIM**-0.5
     assert (others.abs() > 2 * DIM**-0.5).float().mean().item() == pytest.approx(0.0455, rel=0.1)
-
-
-def test_learned_positions_start_small() -> None:
+    # Learned positions start small.
     positions = {"positions": "learned", "max_positions": 101}
     model = build("encoder", "pre_ln", positions)
     assert_normal(model.get_parameter("embedding.position_table.weight"), 0.02)
@@ -405,22 +392,14 @@ def test_drawn_by_name_equal_parts_start_equal_whatever_else_a_variant_has(kind:
 
 
 def built(preset: str = "pre_ln", kind: Any = "decoder", **sizes: Any) -> nn.Module:
-    small: Any = {
-        "encoder_depth": ENCODER,
-        "decoder_depth": DECODER,
-        "model_dim": DIM,
-        "ff_dim": FF,
-    }
-    config = ArchitectureConfig(kind=kind, **(small | {"num_heads": HEADS} | sizes))
+    config = ArchitectureConfig(kind=kind, **(SIZES | sizes))
     return config.built(lambda: build_model(config, BlockConfig(preset=preset), VOCABULARY, PAD))
 
 
 @pytest.mark.parametrize(
     ("kind", "branches"), [("decoder", 2 * DECODER), ("encoder_decoder", 3 * DECODER)]
 )
-def test_gpt2_draws_outputs_smaller_by_the_branches_of_their_stack(
-    kind: str, branches: int
-) -> None:
+def test_gpt2_draws_outputs_smaller_by_branches_of_their_stack(kind: str, branches: int) -> None:
     """As nanoGPT's `_init_weights` and the loop over `c_proj.weight` after it."""
     model = built(kind=kind, initial="gpt2", initial_std=0.03, positions="learned")
     for name, weight in model.named_parameters():
@@ -446,12 +425,8 @@ def test_a_preset_scales_what_a_rule_draws_as_it_scales_that_of_pre_ln() -> None
 
 def test_xavier_is_the_default_and_takes_no_std() -> None:
     torch.manual_seed(3)
-    plain = build_model(
-        ArchitectureConfig(kind="decoder", decoder_depth=1, model_dim=8, num_heads=2),
-        BlockConfig(),
-        VOCABULARY,
-        PAD,
-    )
+    config = ArchitectureConfig(kind="decoder", decoder_depth=1, model_dim=8, num_heads=2)
+    plain = build_model(config, BlockConfig(), VOCABULARY, PAD)
     torch.manual_seed(3)
     same = built(decoder_depth=1, model_dim=8, num_heads=2, ff_dim=1024, initial="xavier")
     for name, weight in plain.named_parameters():
@@ -494,15 +469,9 @@ def test_norm_eps_is_that_of_every_norm(norm: str, float64: None) -> None:
     block = BlockConfig(norm=norm)
     model = config.built(lambda: build_model(config, block, VOCABULARY, PAD))
     small = 1e-3 * torch.tensor([1.0, -1.0] * 4)
-    for name in ("around_self.norm_input", "around_ff.norm_input"):
-        found = model.get_submodule(f"decoder.blocks.0.{name}")(small)
+    for name in ("blocks.0.around_self.norm_input", "blocks.0.around_ff.norm_input", "final_norm"):
+        found = model.get_submodule(f"decoder.{name}")(small)
         torch.testing.assert_close(found, small / math.sqrt(1e-6 + 1e-12), rtol=1e-9, atol=0.0)
-    torch.testing.assert_close(
-        model.get_submodule("decoder.final_norm")(small),
-        small / math.sqrt(1e-6 + 1e-12),
-        rtol=1e-9,
-        atol=0.0,
-    )
 
 
 def test_an_embedding_without_its_factor_is_the_row_of_its_token() -> None:

@@ -113,11 +113,6 @@ def test_axes_read_in_segments(memory: MemorySpec, axes: Any, positions: str, ma
     close(read(made, tokens), alike(made, preset, positions, **mask, **rest).states(tokens))
 
 
-def test_values_of_the_first_layer_are_not_kept() -> None:
-    with pytest.raises(ValueError, match="memory with value_carry"):
-        model("resformer", MemorySpec(length=3))
-
-
 @pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("carry", ["sum", "mean", "qk_sum"])
 @pytest.mark.parametrize("form", ["plain", "stored", "reversible", "blocked"])
@@ -267,6 +262,7 @@ FIVE, BLOCKS = AdaptiveSpan(longest=5), LocalisedSpan(query_block=2, memory=1)
         *(({}, name, f"positions {name} with") for name in ("sinusoidal", "learned")),
         ({"residual_attention": "qk_sum"}, "relative", "qk_sum"),
         ({"clamp_length": 0}, "relative", "clamp_length 0: must be at least 1"),
+        ({"preset": "resformer"}, "relative", "memory with value_carry"),
         ({"clamp_length": 3}, "rope", "clamp_length 3"),
         ({"clamp_length": 3, "preset": "sas"}, "relative", "clamp_length 3 with a shaped"),
         (
