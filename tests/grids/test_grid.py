@@ -180,7 +180,7 @@ def test_a_mistake_names_file_field_and_what_is_near(tmp_path, changes: dict, sa
     assert "\n" not in str(error.value)
 
 
-def test_labels_and_factors_are_kept(tmp_path: Path) -> None:
+def test_labels_factors_and_values_that_follow_are_kept(tmp_path: Path) -> None:
     given = {
         "labels": {"model.block.norm": ["", "rms"], "model.optimizer.kind": ["Adam", "SGD"]},
         "factors": {"placement": "model.block.preset", "norm": "model.block.norm"},
@@ -189,6 +189,13 @@ def test_labels_and_factors_are_kept(tmp_path: Path) -> None:
     assert (spec.labels, spec.factors) == (given["labels"], given["factors"])
     copy = again(spec, tmp_path)
     assert (copy.labels, copy.factors) == (spec.labels, spec.factors)
+    # An axis may follow another.
+    spec = read_spec(write(tmp_path, axes=FOLLOWS, sensitivity={}, exclude=[]))
+    assert spec.axes["trainer.max_steps"] == [2500, 900]
+    steps = [(axes["data.name"], axes["trainer.max_steps"]) for axes in combinations(spec)]
+    assert steps == [("cola", 2500), ("rte", 900), ("mrpc", 900)]
+    copy = again(spec, tmp_path)
+    assert (copy.tree(), copy.linked) == (spec.tree(), spec.linked)
 
 
 def test_an_axis_outside_the_block_names_variants_where_the_grid_says_so(tmp_path: Path) -> None:
@@ -243,12 +250,3 @@ def test_values_mean_the_same_or_not() -> None:
     assert not same(1, True)
     assert not same(400.0, 400.001)
     assert not same("1", 1)
-
-
-def test_an_axis_may_follow_another(tmp_path: Path) -> None:
-    spec = read_spec(write(tmp_path, axes=FOLLOWS, sensitivity={}, exclude=[]))
-    assert spec.axes["trainer.max_steps"] == [2500, 900]
-    steps = [(axes["data.name"], axes["trainer.max_steps"]) for axes in combinations(spec)]
-    assert steps == [("cola", 2500), ("rte", 900), ("mrpc", 900)]
-    copy = again(spec, tmp_path)
-    assert (copy.tree(), copy.linked) == (spec.tree(), spec.linked)
