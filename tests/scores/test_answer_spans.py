@@ -107,10 +107,7 @@ def test_thirty_tokens_are_the_most_and_only_the_top_is_combined() -> None:
     end = dict.fromkeys(range(5, 25), 5.0)
     assert decode(start, end).span is None
     assert decode(start, end, n_best=21).span == (1, 1)
-
-
-def test_a_question_without_a_valid_span_has_no_answer() -> None:
-    """The original program stops with an error here (bert issues 211, 417, 476)."""
+    # Without a valid span the original program stops with an error (bert issues 211, 417, 476).
     best = decode({1: 9.0}, {1: 9.0}, n_best=1)
     assert best == BestSpan(span=None, score=-math.inf, null_score=-10)
     assert best.difference == math.inf

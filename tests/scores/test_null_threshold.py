@@ -11,21 +11,19 @@ from lightning_app.scores.squad import apply_null_threshold, best_threshold, sco
 from tests.scores import naive_squad
 
 Metric = Literal["exact", "f1"]
+METRICS: tuple[Metric, Metric] = ("exact", "f1")
 
 GOLDS = {"sure": ["dog"], "half": ["red dog"], "none": [], "hard": ["cat"], "no": []}
 ANSWERS = {"sure": "dog", "half": "dog", "none": "bird", "hard": "cat", "no": "fish"}
 DIFFERENCES = {"sure": -5.0, "half": -3.0, "none": -1.0, "hard": 2.0, "no": 4.0}
 
 
-def test_above_the_threshold_is_no_answer() -> None:
+def test_above_the_threshold_is_no_answer_and_the_best_is_as_by_hand() -> None:
     predictions = apply_null_threshold(ANSWERS, DIFFERENCES, -1.0)
     assert predictions == {"sure": "dog", "half": "dog", "none": "bird", "hard": "", "no": ""}
     assert apply_null_threshold(ANSWERS, DIFFERENCES, -1.01)["none"] == ""
     assert apply_null_threshold(ANSWERS, DIFFERENCES) == predictions  # 0 unless given
-
-
-def test_best_thresholds_by_hand() -> None:
-    """From 2 of 5 right without answers: +1, +2/3 (F1) or 0 (exact), -1, +1, -1."""
+    # From 2 of 5 right without answers: +1, +2/3 (F1) or 0 (exact), -1, +1, -1.
     best = best_threshold(GOLDS, ANSWERS, DIFFERENCES, "f1")
     assert best.score == pytest.approx(100 * (2 + 1 + 2 / 3) / 5)
     assert best.threshold == -3
@@ -56,8 +54,7 @@ def inputs(
 def test_equal_to_the_script_for_distinct_differences(questions: list, order: list[float]) -> None:
     golds, answers, differences = inputs(questions, order[: len(questions)])
     raw = naive_squad.raw_v2(golds, answers)
-    metrics: tuple[Metric, Metric] = ("exact", "f1")
-    for metric, scores in zip(metrics, raw, strict=True):
+    for metric, scores in zip(METRICS, raw, strict=True):
         ours = best_threshold(golds, answers, differences, metric)
         score, threshold = naive_squad.best_threshold(golds, answers, scores, differences)
         assert ours.score == pytest.approx(score)
@@ -76,8 +73,7 @@ def test_equal_to_the_script_for_distinct_differences(questions: list, order: li
 def test_the_best_is_reached_and_nothing_is_better(questions: list, values: list[float]) -> None:
     """Ties included: the score at the threshold is the one that is promised."""
     golds, answers, differences = inputs(questions, values[: len(questions)])
-    metrics: tuple[Metric, Metric] = ("exact", "f1")
-    for metric in metrics:
+    for metric in METRICS:
         ours = best_threshold(golds, answers, differences, metric)
         assert math.isfinite(ours.threshold)
 
@@ -89,23 +85,17 @@ def test_the_best_is_reached_and_nothing_is_better(questions: list, values: list
         assert max(at(t) for t in (-9.0, -2.0, -1.0, 0.0, 1.0, 2.0)) == pytest.approx(ours.score)
 
 
-def test_equal_differences_change_together() -> None:
-    """A collapsed model: the script would take the answered half of equal questions, 100 %."""
+def test_equal_differences_and_answers_without_words_or_none_at_all() -> None:
+    # A collapsed model: the script would take the answered half of equal questions, 100 %.
     golds = {"a": ["dog"], "b": []}
     answers = {"a": "dog", "b": "dog"}
     differences = {"a": 1.0, "b": 1.0}
     assert naive_squad.best_threshold(golds, answers, {"a": 1.0, "b": 0.0}, differences) == (100, 1)
     assert best_threshold(golds, answers, differences, "f1").score == 50
-
-
-def test_an_answer_without_words_to_no_answer_costs_nothing() -> None:
-    """The script takes 1 off for the text "the", which it scores as right elsewhere."""
+    # The script takes 1 off for the text "the", which it scores as right elsewhere.
     golds, answers = {"a": [], "b": ["dog"]}, {"a": "the", "b": "dog"}
     best = best_threshold(golds, answers, {"a": 0.0, "b": 1.0}, "f1")
     assert (best.score, best.threshold) == (100, 1)
-
-
-def test_no_answer_at_all() -> None:
     golds, empty = {"a": [], "b": ["x"]}, {"a": "", "b": ""}
     best = best_threshold(golds, empty, dict.fromkeys("ab", math.inf), "f1")
     assert (best.score, best.threshold) == (50, 0)
