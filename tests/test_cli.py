@@ -33,12 +33,23 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return lines[0]
 
 
-def test_a_command_takes_its_arguments_by_name() -> None:
+def test_a_command_takes_its_arguments_by_name_and_each_has_a_description() -> None:
     for name, parser in build_parser().commands.items():
         names = {argument.dest for argument in parser.arguments} - {"help"}
         names -= {"threads"}
         names |= {COMMANDS[name].takes} - {""}
         inspect.signature(parser.get_default("call")).bind(**dict.fromkeys(names))
+    described = [
+        (command, argument)
+        for command, argument in build_parser().all_arguments()
+        if argument.option_strings or argument.metavar or argument.choices
+    ]
+    assert len(described) > 80
+    for command, argument in described:
+        text = argument.help or ""
+        name = f"{command} {'/'.join(argument.option_strings) or argument.dest}"
+        assert text, name
+        assert not text.startswith("default"), name
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -164,17 +175,3 @@ def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:
     program = ["bash", "--norc", "-c", script + asked]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["translate", "--workers", "config.yaml"]
-
-
-def test_every_argument_has_a_description() -> None:
-    described = [
-        (command, argument)
-        for command, argument in build_parser().all_arguments()
-        if argument.option_strings or argument.metavar or argument.choices
-    ]
-    assert len(described) > 80
-    for command, argument in described:
-        text = argument.help or ""
-        name = f"{command} {'/'.join(argument.option_strings) or argument.dest}"
-        assert text, name
-        assert not text.startswith("default"), name

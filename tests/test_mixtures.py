@@ -81,6 +81,13 @@ def test_what_moves_no_number_is_no_difference() -> None:
     assert statements({"one": record(), "two": other}) == {}
     new = record(arithmetic={}, devices=1) | {"devices": 1}  # defaults, recorded or not
     assert mixed({"old": record() | {"devices": 1}, "new": new}) == {}
+    for former, present in SAME_CODE.items():  # of another form, which computes the same
+        runs = {"one": record(code=former), "two": record(code=present)}
+        assert mixed(runs) == {}
+        assert others(runs, {"provenance": PROVENANCE | {"code": present}, "corpora": None}) == {}
+        resumed = record(code=present, resumed_from=[PROVENANCE | {"code": former}])
+        assert made_by(resumed)["code"] == present
+        assert set(mixed(runs | {"three": record(code="bbbb")})) == {"code"}
 
 
 def test_numbers_of_devices_and_precisions_differ() -> None:
@@ -93,11 +100,6 @@ def test_numbers_of_devices_and_precisions_differ() -> None:
     assert mixed({"one": one, "later": later})["devices"] == {"1": ["one"], "2 then 1": ["later"]}
 
 
-def test_results_without_a_seal_are_named() -> None:
-    assert unsealed({"one": {"seal": {}}, "none": {}}) == ""
-    assert "b, c" in unsealed({"a": {"seal": {}}, "b": {"id": 1}, "c": {"id": 2}})
-
-
 def test_a_run_by_two_versions_is_of_neither() -> None:
     half = record(code="bbbb", resumed_from=[{**PROVENANCE}])
     found = groups({"one": record(), "two": half})
@@ -107,21 +109,13 @@ def test_a_run_by_two_versions_is_of_neither() -> None:
     assert list(groups({"one": unknown})["code"]) == [f"{UNKNOWN} then aaaa"]
 
 
-def test_old_results_record_no_code() -> None:
+def test_old_results_record_no_code_and_have_no_seal() -> None:
     assert set(mixed({"one": OLD, "two": OLD})) == set()
     assert "The version of" in statements({"one": OLD, "two": OLD})["code"]
     assert set(mixed({"one": OLD, "two": record()})) == {"code", "device"}
     assert "1 or more" in statements({"one": OLD, "two": record()})["code"]
-
-
-def test_code_of_another_form_that_computes_the_same_is_no_other_code() -> None:
-    for former, present in SAME_CODE.items():
-        runs = {"one": record(code=former), "two": record(code=present)}
-        assert mixed(runs) == {}
-        assert others(runs, {"provenance": PROVENANCE | {"code": present}, "corpora": None}) == {}
-        resumed = record(code=present, resumed_from=[PROVENANCE | {"code": former}])
-        assert made_by(resumed)["code"] == present
-        assert set(mixed(runs | {"three": record(code="bbbb")})) == {"code"}
+    assert unsealed({"one": {"seal": {}}, "none": {}}) == ""
+    assert "b, c" in unsealed({"a": {"seal": {}}, "b": {"id": 1}, "c": {"id": 2}})
 
 
 AXES = {name: {"seed_everything": 1} for name in ("one", "two", "three", "four")}
@@ -153,11 +147,9 @@ def test_others_than_here_and_now() -> None:
         "torch": record() | {"trained_by": [{"library": "torch 1.0"}]},
     }
     usual = made_by(record())["libraries"]
+    packages = {"package": "pytest", "none": "no-such-package"}
     assert others(records, here) == {
-        "libraries": {
-            f"{usual}, pytest 1.0": ["package"],
-            f"{usual}, no-such-package 1.0": ["none"],
-        },
+        "libraries": {f"{usual}, {name} 1.0": [key] for key, name in packages.items()},
         "code": {"bbbb": ["code"]},
         "data": {"d2": ["data"], UNKNOWN: ["old"]},
         "device": {"Xeon, oneDNN (AVX512)": ["device"]},

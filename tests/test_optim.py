@@ -118,6 +118,12 @@ def test_only_matrices_and_embeddings_decay() -> None:
     assert {name.rsplit(".", 1)[1] for name in spared} >= {"alpha", "beta", "gamma", "gain", "bias"}
     assert decaying["weight_decay"] == 0.1
     assert free["weight_decay"] == 0.0
+    # Numbers take none beside maps that do.
+    model = tiny.encoder("hyper_connections")
+    names = {id(parameter): name.rsplit(".", 1)[1] for name, parameter in model.named_parameters()}
+    decayed, spared = ({names[id(p)] for p in g["params"]} for g in parameter_groups(model, 0.1))
+    assert decayed >= {"read", "keep", "write"}
+    assert {"scale_in", "scale_out"} <= spared - decayed
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 6, 49])
@@ -254,14 +260,6 @@ def test_a_gate_of_unit_matrices_can_close(gate: str) -> None:
         (u @ matrix.T).sigmoid().sum().backward()
         optimizer.step()
     assert float((u @ matrix.detach().T).sigmoid().max()) < 0.01
-
-
-def test_numbers_take_no_decay_beside_maps_that_do() -> None:
-    model = tiny.encoder("hyper_connections")
-    names = {id(parameter): name.rsplit(".", 1)[1] for name, parameter in model.named_parameters()}
-    decayed, spared = ({names[id(p)] for p in g["params"]} for g in parameter_groups(model, 0.1))
-    assert decayed >= {"read", "keep", "write"}
-    assert {"scale_in", "scale_out"} <= spared - decayed
 
 
 def test_a_scale_is_trained_faster_than_it_is_large() -> None:

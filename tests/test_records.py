@@ -35,6 +35,13 @@ def test_a_sound_result_is_what_was_written(path: Path) -> None:
     for tree in (result(ID), result(ID, "diverged", None), result(ID, data={"name": "text"})):
         path.write_text(json.dumps(tree))
         assert read_result(path, ID) == tree
+    # A trained run has reported the metric of the grid.
+    path.write_text(json.dumps(result(ID)))
+    assert read_result(path, ID, "val/nll")
+    with pytest.raises(Unsound, match=r"^.*'test/bleu',.*$"):
+        read_result(path, ID, "test/bleu")
+    path.write_text(json.dumps(result(ID, "diverged", None)))
+    assert read_result(path, ID, "test/bleu")
 
 
 @pytest.mark.parametrize(
@@ -72,15 +79,6 @@ def test_an_unsound_result_says_why(path: Path, changes: dict, said: str) -> Non
     path.write_text(json.dumps(result(ID, **changes)))
     with pytest.raises(Unsound, match=f"^.*{said}"):
         read_result(path, ID)
-
-
-def test_a_trained_run_has_reported_the_metric_of_the_grid(path: Path) -> None:
-    path.write_text(json.dumps(result(ID)))
-    assert read_result(path, ID, "val/nll")
-    with pytest.raises(Unsound, match=r"^.*'test/bleu',.*$"):
-        read_result(path, ID, "test/bleu")
-    path.write_text(json.dumps(result(ID, "diverged", None)))
-    assert read_result(path, ID, "test/bleu")
 
 
 @pytest.mark.parametrize("read", [read_result, read_pruned])
