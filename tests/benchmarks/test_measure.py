@@ -33,13 +33,10 @@ NUMBERS = 1000
 SETTING = Setting(depth=2, width=64, ff_dim=128, heads=4, vocabulary=100, length=16, tokens=64)
 
 
-def test_spread_is_median_and_quartiles() -> None:
+def test_spread_is_median_and_quartiles_and_ratios_are_those_within_a_round() -> None:
     assert Spread.of([5.0, 1.0, 3.0, 2.0, 4.0]) == (3.0, 2.0, 4.0)
     assert Spread.of([7.0]) == (7.0, 7.0, 7.0)
-
-
-def test_ratios_are_those_within_a_round() -> None:
-    """The machine slows down tenfold after the first round; no ratio shows it."""
+    # The machine slows down tenfold after the first round; no ratio shows it.
     assert ratios([2.0, 20.0, 30.0], [1.0, 10.0, 15.0]) == (2.0, 2.0, 2.0)
 
 
@@ -64,7 +61,9 @@ def test_calls_leave_views_out_and_follow_the_backward_pass() -> None:
     assert count_calls(run).total == 4
 
 
-def test_live_memory_sees_what_is_held_at_once() -> None:
+def test_live_memory_sees_what_is_held_at_once_each_storage_once() -> None:
+    """Also what autograd keeps."""
+
     def chain() -> None:
         x = torch.zeros(NUMBERS)
         for _ in range(10):
@@ -78,9 +77,6 @@ def test_live_memory_sees_what_is_held_at_once() -> None:
     one = 4 * NUMBERS
     assert peak_memory(chain, CPU) == 2 * one
     assert peak_memory(hoard, CPU) == 11 * one
-
-
-def test_live_memory_counts_a_storage_once_and_what_autograd_keeps() -> None:
     x = torch.zeros(NUMBERS)
     with LiveMemory() as memory:
         view = x.view(10, -1).t()
