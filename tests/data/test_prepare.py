@@ -189,7 +189,7 @@ def test_a_corpus_without_a_test_split(write_pairs, text_config, task: str):
 def test_two_processes_at_once(write_pairs, text_config, tmp_path: Path):
     config = text_config(write_pairs())
     processes = [start(config) for _ in range(2)]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0] == outputs[1]
     (folder,) = [n for n in names(tmp_path / "cache") if not n.endswith(".lock")]

@@ -98,7 +98,7 @@ class World:
         assert self.run().returncode == 0
         self.assert_finished()
 
-    def wait_for(self, happened: Callable[[], object], seconds: float = 20.0) -> None:
+    def wait_for(self, happened: Callable[[], object], seconds: float = 120.0) -> None:
         until = time.monotonic() + seconds
         while not happened():
             assert time.monotonic() < until, f"did not happen; ledger: {self.lines()}"
@@ -139,7 +139,7 @@ class World:
         return Counter(trial.state.name for trial in self.study().get_trials(deepcopy=False))
 
     def assert_nothing_left(self) -> None:
-        self.wait_for(lambda: not self.processes(), seconds=5.0)
+        self.wait_for(lambda: not self.processes(), seconds=15.0)
 
     def assert_finished(self) -> None:
         """Each cell has exactly one result, was finished once, and has one complete trial.

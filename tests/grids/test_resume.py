@@ -82,7 +82,7 @@ def interrupt(process: warm.Process, folder: Path, step: int, how: int, wait: fl
     time.sleep(wait)  # progress is written once a second only: anywhere between two of these
     os.killpg(process.pid, how)
     try:
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise

@@ -74,7 +74,7 @@ def test_killed_then_run_again(world: World, whom: str) -> None:
         server = cells_of(world)[0].parent()
         assert server is not None
         server.kill()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=240) == 0
         process.communicate()
         world.assert_finished()
         return
@@ -180,7 +180,7 @@ def test_interrupted(world: World, number: signal.Signals) -> None:
     process = world.start()
     world.wait_for(lambda: len(world.lines("end")) >= 2)
     os.killpg(process.pid, number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=240)
     assert process.returncode == 130
     world.assert_nothing_left()
     assert world.states()["RUNNING"] == 0
@@ -347,7 +347,7 @@ def test_a_folder_that_is_removed_under_a_supervisor(world: World) -> None:
     supervisor = world.start()
     world.wait_for(lambda: world.lines("end"))
     world.folder.rename(world.root / "elsewhere")
-    _, err = supervisor.communicate(timeout=60)
+    _, err = supervisor.communicate(timeout=240)
     assert (supervisor.returncode, err.count("\n")) == (2, 1), err
     assert "was removed while" in err
     world.assert_nothing_left()

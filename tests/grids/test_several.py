@@ -120,7 +120,7 @@ def test_a_damaged_journal_is_left_alone_while_others_work(world: World) -> None
     assert "optuna.journal:" in world.refused().stderr
     with (world.folder / "optuna.journal").open("r+b") as journal:
         journal.write(whole[:250])
-    first.communicate(timeout=60)
+    first.communicate(timeout=240)
     world.assert_finished()
 
 

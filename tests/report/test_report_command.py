@@ -114,7 +114,7 @@ def test_one_process_at_a_time_writes_the_report_of_a_grid(grid: str) -> None:
             assert not folder.report.exists()
             run = read_results(folder.path).cells[0].folder
             shutil.move(run, run.with_name("elsewhere"))
-        assert waits.result(timeout=60) == 0
+        assert waits.result(timeout=240) == 0
     assert is_current(read_results(folder.path), folder.report)
     table = (folder.path / "results.csv").read_text(encoding="utf-8")
     assert [row["status"] for row in csv.DictReader(table.splitlines())].count("ok") == 3

@@ -156,7 +156,7 @@ def served(make_grid: Any) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
 
 
 def get(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=10) as answer:
+    with urllib.request.urlopen(address, timeout=240) as answer:
         return answer.read().decode()
 
 
@@ -169,7 +169,7 @@ def test_report_and_tensorboard_are_served_to_loopback_until_a_signal(served, nu
     assert lines[1] == f"curves: {address}/tensorboard/demo/\n"
     assert 'class="served"' in get(f"{address}/")
     assert "<title>TensorBoard</title>" in get(f"{address}/tensorboard/demo/")
-    names, until = {f"runs/{cell['name']}" for cell in fake.cells}, time.monotonic() + 20
+    names, until = {f"runs/{cell['name']}" for cell in fake.cells}, time.monotonic() + 240
     while not names <= set(json.loads(get(f"{address}/tensorboard/demo/data/runs"))):
         assert time.monotonic() < until
         time.sleep(0.1)
@@ -184,6 +184,6 @@ def test_report_and_tensorboard_are_served_to_loopback_until_a_signal(served, nu
     assert open_at
     assert set(open_at) <= {"127.0.0.1", "::1"}
     process.send_signal(number)
-    out, error = process.communicate(timeout=20)
+    out, error = process.communicate(timeout=240)
     assert (process.returncode, out, error) == (0, "ended\n", "")
     assert psutil.wait_procs(family, timeout=5)[1] == []

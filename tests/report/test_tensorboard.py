@@ -79,7 +79,7 @@ def server(folder: Path, *options: str) -> Iterator[Callable[..., Any]]:
             data = None if body is None else json.dumps(body).encode()
             header = {"Content-Type": "application/json"}
             request = urllib.request.Request(f"{address}/data/plugin/{route}", data, header)
-            with urllib.request.urlopen(request, timeout=20) as response:
+            with urllib.request.urlopen(request, timeout=240) as response:
                 return json.loads(response.read())
 
         yield ask
@@ -90,7 +90,7 @@ def server(folder: Path, *options: str) -> Iterator[Callable[..., Any]]:
 
 def until(condition: Callable[[], Any]) -> Any:
     """The first true value of the condition; TensorBoard reads files in its own time."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 240
     while time.monotonic() < end:
         value = condition()
         if value:
@@ -600,7 +600,7 @@ def test_two_grids_do_not_write_their_indexes_at_once(make_grid):
             waits = pool.submit(write_index, grid.folder)
             time.sleep(0.5)
             assert wholes(grid.folder.parent) == {}
-        waits.result(timeout=20)
+        waits.result(timeout=240)
     assert list(wholes(grid.folder.parent).values()) == [["a"]]
 
 
