@@ -670,8 +670,9 @@ class Attention(nn.Module):
             self.difference = Difference(spec.difference, model_dim // num_heads)
         gate, carry = OUTPUT_GATES[spec.output_gate], VALUE_CARRIES[spec.value_carry]
         self.output_gate = built_aside(lambda: gate(model_dim, heads))
-        table = (model_dim // heads, vocabulary) if reads_tokens(spec.value_carry) else ()
-        if table and vocabulary is None:
+        self.reads_tokens = reads_tokens(spec.value_carry)
+        table = (model_dim // heads, vocabulary) if self.reads_tokens else ()
+        if self.reads_tokens and vocabulary is None:
             raise UserError(
                 f"value_carry {spec.value_carry}: it reads the ids of tokens, which a stack "
                 "or block outside a model has not; take another one"

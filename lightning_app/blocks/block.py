@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lightning_app.blocks.attention import Attention, AttentionSpec, reads_tokens
+from lightning_app.blocks.attention import Attention, AttentionSpec
 from lightning_app.blocks.feed_forward import Activation, FeedForward
 from lightning_app.blocks.linear import Linear, SpectralLinear
 from lightning_app.blocks.masks import Mask
@@ -476,11 +476,11 @@ class Block(nn.Module):
         first = carries.values
         if call.carries_values and first is None:
             first = values
-        if reads_tokens(self.spec.self_attention.value_carry):
-            assert self.self_attention.value_carry is not None
-            values = self.self_attention.value_carry(values, u, call.tokens)
-        elif carries.values is not None and self.self_attention.value_carry is not None:
+        elif self.self_attention.value_carry is not None and not self.self_attention.reads_tokens:
+            assert first is not None
             values = self.self_attention.value_carry(values, first)
+        if self.self_attention.value_carry is not None and self.self_attention.reads_tokens:
+            values = self.self_attention.value_carry(values, u, call.tokens)
         if call.before is not None:
             earlier = self.around_self.enter(call.before.inputs)
             parts = self.self_attention.keys_values(earlier, call.before.placed), (keys, values)
