@@ -678,8 +678,7 @@ class Attention(nn.Module):
                 "or block outside a model has not; take another one"
             )
         self.value_carry = built_aside(lambda: carry(model_dim, self.value_heads, *table))
-        own = ATTENTIONS[spec.attention]
-        self.own = built_aside(lambda: own(model_dim, num_heads))
+        self.own = built_aside(lambda: ATTENTIONS[spec.attention](model_dim, num_heads))
         self.span: SoftMask | None = None
         if spec.adaptive_span is not None:
             self.span = build_soft_mask(spec.adaptive_span, model_dim, num_heads)
