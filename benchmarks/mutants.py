@@ -319,7 +319,7 @@ MUTANTS = (
     ),
     mutant(
         "a sink drops the soft mask",
-        SOFTMAX,
+        at("models/test_family_combinations.py"),
         "column if others is None else others + column",
         "column",
     ),
@@ -1324,8 +1324,6 @@ MUTANTS = (
     mutant(
         "other wiring in a checkpoint is let through",
         at("grids/test_trial.py"),
-        'parts: Sequence[str] = ("block", "architecture")',
-        'parts: Sequence[str] = ("architecture",)',
         '("block", "architecture", *trained)',
         '("architecture", *trained)',
     ),
