@@ -188,7 +188,7 @@ def test_sigma_reparam_reaches_the_matrices_of_a_gate(write: Write) -> None:
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("positions", ["learned", "rope", "relative"])
 def test_an_attention_of_ones_own_has_masks_biases_and_cached_keys(write, positions: str) -> None:
-    """A softmax written anew equals the built-in one, with padding, documents, and decoded."""
+    """The formula of softmax attention equals the built-in one: padding, documents, decoding."""
     plugins.load(str(write(PLAIN)))
     own = BlockConfig(preset="post_ln", attention="plain")
     documents = torch.tensor([[0, 0, 1, 1, 1, 2, 2]] * 3)
