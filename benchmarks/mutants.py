@@ -1561,8 +1561,8 @@ MUTANTS = (
         "np.ones_like(found.all(axis=-1))",
     ),
     mutant(
-        "a label of N while a refinement may ask for more rates",
-        LABELS,
+        "a report hides that a search may ask for more cells",
+        at("report/test_runs.py"),
         "more=plan.more",
         "more=0",
     ),

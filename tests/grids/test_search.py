@@ -313,12 +313,15 @@ def test_time_that_ends_between_two_rounds_is_no_success(world: World) -> None:
     assert world.plan().more == 0
 
 
-@pytest.mark.parametrize("kind", ["search", "refine"])
-def test_a_damaged_result_of_a_search_is_repaired(world: World, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "edited"), [("search", True), ("refine", False)])
+def test_a_damaged_result_of_a_search_is_repaired(world: World, kind: str, edited: bool) -> None:
+    """Also with an edited grid file, for which a new plan is made from the finished results."""
     world.write(delay=0.01, **KINDS[kind])
     assert world.run().returncode == 0
     result, before = sorted(world.folder.glob("runs/*/result.json"))[0], world.plan().cells
     result.write_text(result.read_text()[:-5])
+    if edited:
+        world.write(delay=0.01, **KINDS[kind], question="Which rate is best?")
     done = world.run()
     assert (done.returncode, done.stderr) == (0, "")
     assert "@damaged-1, the cell runs again" in done.stdout

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from lightning_app.core.errors import UserError
+from lightning_app.report.facts import state_counts
 from lightning_app.report.frames import results_frame, validations_frame
 from lightning_app.report.results import damaged_files, read_results
 from tests.report.conftest import RATE, SEED, WARMUP, change
@@ -25,6 +26,10 @@ def test_every_planned_cell_has_a_state(make_grid):
     assert all(math.isnan(cell.loss) for cell in grid.cells[3:])
     (fake.run(fake.cells[3]) / "attempts" / "10").mkdir()  # another attempt after the crash
     assert read_results(fake.folder).cells[3].state == "unfinished"
+    assert "more" not in state_counts(grid)
+    plan = fake.folder / "plan.json"
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "more": 12}))
+    assert "at most 12 more" in state_counts(read_results(fake.folder))
 
 
 def test_what_a_grid_file_decides_of_verdicts(make_grid):
