@@ -60,7 +60,7 @@ def bare(config: dict[str, Any]) -> tuple[float, float]:
     pl.seed_everything(config["seed_everything"], verbose=False)
     module, data = transformer_module(config["model"]), data_module(config["data"])
     data.setup()
-    module.build(data.vocab_size)
+    module.build(data.vocab_size, data.source_vocab)
     assert module.model is not None
     module.model.train()
     optimizer = build_optimizer(module.optimizer, module.model, fused=True)

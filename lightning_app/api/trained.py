@@ -188,7 +188,7 @@ class TrainedRun:
         if any("\n" in line for line in lines):
             raise UserError("lines: one of them has a line break; give each line by itself")
         how = self.task.config.search(beam)
-        sources = [self._row(line) for line in lines]
+        sources = [self._row(line, self.tokenizer.source) for line in lines]
         translations = [""] * len(sources)
         # Sorted by length; a source with only its end mark has nothing to translate.
         order = [i for i, source in enumerate(sources) if len(source) > 1]
@@ -307,7 +307,8 @@ class TrainedRun:
         if not lines:
             return []
         rows = [self._row(line) for line in targets]
-        columns = {"source": [self._row(line) for line in lines], "target": rows}
+        sources = [self._row(line, self.tokenizer.source) for line in lines]
+        columns = {"source": sources, "target": rows}
         nll, tokens = self._sums_by_row(columns, self._data)
         return [
             TextScore(float(nll[row]), int(tokens[row]), ids.count(UNK))
@@ -350,8 +351,8 @@ class TrainedRun:
             tokens.index_add_(0, row[real], counted[real])
         return nll, tokens
 
-    def _row(self, line: str) -> list[int]:
-        return [*self.tokenizer.encode(line), EOS]
+    def _row(self, line: str, tokenizer: Tokenizer | None = None) -> list[int]:
+        return [*(tokenizer or self.tokenizer).encode(line), EOS]
 
     @property
     def _data(self) -> DataConfig:

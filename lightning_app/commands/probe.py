@@ -220,7 +220,8 @@ def build(name: str, tree: dict[str, Any], checkpoint: Checkpoint | None, batche
     data = data_module(tree["data"])
     data.prepare_data()
     data.setup("fit")
-    module.build(data.vocab_size, doubles=tree["trainer"]["precision"] == "64-true")
+    doubles = tree["trainer"]["precision"] == "64-true"
+    module.build(data.vocab_size, data.source_vocab, doubles=doubles)
     model = module.model
     assert model is not None
     step, moments = 0, None

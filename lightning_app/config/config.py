@@ -269,7 +269,7 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
         require_test(config.data)
 
 
-_UNBIASED = ("sinusoidal", "learned", "rope")
+_UNBIASED = ("sinusoidal", "sinusoidal_fairseq", "learned", "rope")
 """Other positions, those of a plug-in too, may add terms to logits that do not shrink with them."""
 
 

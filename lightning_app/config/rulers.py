@@ -30,6 +30,7 @@ _TEXT = (
 )
 _TOKENIZER = (  # and what trains it
     *("data.tokenizer", "data.tokenizer_file", "data.vocab_size", "data.splits.train"),
+    "data.vocabularies",
 )
 _TOKENS = (
     *_TOKENIZER,

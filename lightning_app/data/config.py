@@ -143,6 +143,9 @@ class DataConfig:
     """Number of ids with the five special ones, shared by both languages; null: every word or
     character of the training split, as always for char and byte; for ids the largest and those
     below it."""
+    vocabularies: Literal["shared", "separate"] = "shared"
+    """shared: one table of tokens for both languages; separate: each has the tokens that occur in
+    its training lines, and the encoder a table of its own (fairseq; translation)."""
     window: int = 128
     """Tokens in a window of packed text (masked_lm, causal_lm), or the maximum of a row, marks
     included, if next sentences are predicted and in glue, which cuts longer texts, and squad,
@@ -243,6 +246,11 @@ class DataConfig:
             raise UserError(
                 f"data.name '{self.name}' has one language: data.task must be {fitting}, "
                 f"not '{self.task}'"
+            )
+        if self.vocabularies == "separate" and not self.pairs:
+            raise UserError(
+                f"data.vocabularies is 'separate': data.task '{self.task}' reads no pairs, so it "
+                "must be 'shared'"
             )
         if self.root is None and reader.needs_root:
             raise UserError(

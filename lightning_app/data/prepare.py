@@ -19,6 +19,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def share(rows: np.ndarray, rank: int, world_size: int) -> np.ndarray:
 # The config fields that determine the content of the folder, and the files that build it.
 _KEY = (
     *("name", "task", "tokenizer", "vocab_size", "source_language", "target_language", "splits"),
-    *("document_separator", "next_sentence", "train_from_dev"),
+    *("document_separator", "next_sentence", "train_from_dev", "vocabularies"),
 )
 _CODE = (
     "columns.py",
@@ -420,6 +421,8 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
     encoded["train"], too_long = kind.short(encoded["train"], config.max_length)
     dropped["train"] |= too_long
     _refuse_empty(encoded, config)
+    if config.vocabularies == "separate":
+        trained = _separate(folder, encoded)
     flat = {
         split: {column: tokenizer.flatten(rows) for column, rows in columns.items()}
         for split, columns in encoded.items()
@@ -456,6 +459,19 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
         },
     }
     _describe(folder, config, trained, flat, overlap, meta, labels)
+
+
+def _separate(folder: Path, encoded: dict[str, Columns]) -> tokenizer.Tokenizer:
+    """Give each side of the pairs ids of its own, in the rows and in the file of the tokenizer."""
+    file = folder / "tokenizer.model"
+    known = (set(chain(*encoded["train"][side])) for side in ("source", "target"))
+    file.write_bytes(tokenizer.sides_file(file.read_bytes(), *known))
+    target = tokenizer.load_tokenizer(file)
+    for columns in encoded.values():
+        for column, side in (("source", target.source), ("target", target)):
+            assert isinstance(side, tokenizer.Side)
+            columns[column] = [side.narrowed(row) for row in columns[column]]
+    return target
 
 
 def _counts(
@@ -513,6 +529,7 @@ def _describe(
         "languages": kind.languages(config.source_language, config.target_language),
         "tokenizer": config.tokenizer,
         "vocab_size": trained.vocab_size,
+        **({} if trained.source is trained else {"source_vocab_size": trained.source.vocab_size}),
         "tokenizer_sha256": tokenizer.sha256(model),
         "checksum": content.hexdigest()[:16],
         "also_in_train": overlap,
@@ -576,6 +593,10 @@ def _label_counts(labels: np.ndarray) -> str:
     return f"{', '.join(shares)}, of valid"
 
 
+def _ids_of_source(meta: dict[str, Any]) -> str:
+    return f"{meta['source_vocab_size']:,} of source, " if "source_vocab_size" in meta else ""
+
+
 def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
     """Return the output of `ablate prepare`: pairs, drops, tokens, unknown rate, padding, path."""
     meta = corpus.meta
@@ -584,7 +605,7 @@ def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
         ("corpus", meta["protocol"]),
         (
             "tokenizer",
-            f"{meta['tokenizer']}, {meta['vocab_size']:,} ids, "
+            f"{meta['tokenizer']}, {meta['vocab_size']:,} ids, {_ids_of_source(meta)}"
             f"sha256 {meta['tokenizer_sha256'][:16]}",
         ),
     ]

@@ -2,9 +2,11 @@
 
 import hashlib
 import io
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -31,6 +33,7 @@ THREADS = 1  # the model's bytes depend on it, so it is pinned
 _EVERY_SPACE: dict[str, Any] = {"add_dummy_prefix": False, "remove_extra_whitespaces": False}
 _BYTES = b"bytes of UTF-8\n"  # the file of a tokenizer that has no model
 _IDS = b"ids below "  # the file of a corpus of ids, before their number
+_SIDES = b"vocabularies "  # before those of both sides of pairs, as JSON, and the file of all ids
 
 
 class Tokenizer(ABC):
@@ -41,6 +44,11 @@ class Tokenizer(ABC):
     """
 
     shift: ClassVar[int] = 0
+
+    @property
+    def source(self) -> "Tokenizer":
+        """That of source texts: the same, unless the sides of pairs have separate vocabularies."""
+        return self
 
     @property
     @abstractmethod
@@ -75,13 +83,13 @@ class Pieces(Tokenizer):
     those at the ends of a line.
 
     Args:
-        path: the model file.
+        model: the content of the model file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, model: bytes) -> None:
         import sentencepiece
 
-        self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
 
     @property
     def vocab_size(self) -> int:
@@ -227,12 +235,63 @@ def numbers_file(size: int) -> bytes:
     return _IDS + b"%d\n" % size
 
 
-def _of_json(path: Path) -> Ready:
+class Side(Tokenizer):
+    """The ids of a tokenizer that occur on one side of the training pairs, numbered in their order.
+
+    The other ids are UNK, as in fairseq, whose dictionaries have the pieces of one language each.
+
+    Args:
+        whole: The tokenizer of both sides.
+        kept: The ids of `whole`, in rising order, the special ones first.
+        source: The tokenizer of the other side, if this is the target's.
+    """
+
+    def __init__(self, whole: Tokenizer, kept: Sequence[int], source: "Side | None" = None) -> None:
+        self._whole, self._kept, self._source = whole, kept, source
+        self._ids = np.full(whole.vocab_size, UNK)
+        self._ids[kept] = np.arange(len(kept))
+
+    @property
+    def source(self) -> Tokenizer:
+        """The tokenizer of source texts."""
+        return self._source or self
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, the five special ones included."""
+        return len(self._kept)
+
+    def narrowed(self, ids: Sequence[int]) -> list[int]:
+        """Return ids of the tokenizer of both sides as those of this one."""
+        return self._ids[ids].tolist() if len(ids) else []
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one line, without BOS and EOS."""
+        return self.narrowed(self._whole.encode(text))
+
+    def offsets(self, text: str) -> "PieceOffsets":
+        """Return the ids of `encode` with the characters that each of them covers."""
+        found = self._whole.offsets(text)
+        return replace(found, ids=self._ids[found.ids])
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`; special ids other than UNK are dropped."""
+        return self._whole.decode(self._kept[int(id_)] for id_ in ids)
+
+
+def sides_file(model: bytes, source: Iterable[int], target: Iterable[int]) -> bytes:
+    """Return the file of a tokenizer with the ids that occur in source and in target texts."""
+    special = set(range(SPECIALS))
+    kept = [sorted(special.union(ids)) for ids in (source, target)]
+    return _SIDES + json.dumps(kept).encode() + b"\n" + model
+
+
+def _of_json(data: bytes, path: Path) -> Ready:
     try:
         from tokenizers import Tokenizer as Json
     except ImportError as error:
         raise UserError(f"{path}: needs a package: pip install tokenizers") from error
-    model: Any = Json.from_file(str(path))
+    model: Any = Json.from_buffer(data)
     model.no_truncation()
     model.no_padding()
 
@@ -244,13 +303,14 @@ def _of_json(path: Path) -> Ready:
     return Ready(1 + max(model.get_vocab().values()), encode, decode)
 
 
-def _of_pieces(path: Path) -> Tokenizer:
+def _of_pieces(data: bytes) -> Tokenizer:
     import sentencepiece
 
-    model: Any = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    model: Any = sentencepiece.SentencePieceProcessor()
+    model.LoadFromSerializedProto(data)  # the constructor takes no bytes for no model
     special = (model.pad_id(), model.unk_id(), model.bos_id(), model.eos_id())
     if special == (PAD, UNK, BOS, EOS) and model.id_to_piece(MASK) == MASK_PIECE:
-        return Pieces(path)
+        return Pieces(data)
 
     def encode(text: str) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
         found = model.encode(text, return_type="offset_mapping")
@@ -266,13 +326,20 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         UserError: for any other file.
     """
-    data = path.read_bytes()
+    return _read(path.read_bytes(), path)
+
+
+def _read(data: bytes, path: Path) -> Tokenizer:
     if data == _BYTES:
         return Bytes()
     if data.startswith(_IDS):
         return numbers(int(data.removeprefix(_IDS)))
     try:
-        return _of_json(path) if data[:1] == b"{" else _of_pieces(path)
+        if data.startswith(_SIDES):
+            kept, _, model = data.removeprefix(_SIDES).partition(b"\n")
+            whole, (source, target) = _read(model, path), json.loads(kept)
+            return Side(whole, target, Side(whole, source))
+        return _of_json(data, path) if data[:1] == b"{" else _of_pieces(data)
     except UserError:
         raise
     except Exception as error:  # what both libraries raise for a damaged file

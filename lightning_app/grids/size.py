@@ -41,20 +41,17 @@ _FREE = (SEED, WARMUP, RATE)  # axes that do not change the cost of a step
 def parameters(config: dict[str, Any]) -> int:
     """Return the number of trained parameters of a complete config, without allocating them."""
     said = model_config(config["model"])
-    vocab_size = config["data"]["vocab_size"]
-    if vocab_size is None:  # every word of the corpus is a token
-        vocab_size = _words(json.dumps(config["data"]))
     # Dropout has no parameters and may be an axis with many values.
     architecture = replace(said.architecture, dropout=0.0, attention_dropout=0.0)
-    model = _model(architecture, said.block, said.objective, vocab_size)
+    model = _model(architecture, said.block, said.objective, *_vocabularies(config["data"]))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def trained_by(config: dict[str, Any]) -> list[dict[str, Any]]:
     """Return which parameters a complete config trains by what, by role; see `training_of`."""
     said = model_config(config["model"])
-    vocab_size = config["data"]["vocab_size"] or _words(json.dumps(config["data"]))
-    model = _model(said.architecture, said.block, said.objective, vocab_size)
+    sizes = _vocabularies(config["data"])
+    model = _model(said.architecture, said.block, said.objective, *sizes)
     optimizer = build_optimizer(
         said.optimizer, model, fused=False, width_factor=said.architecture.width_factor
     )
@@ -67,15 +64,24 @@ def _model(
     block: BlockConfig,
     objective: ObjectiveConfig,
     vocab_size: int,
+    source_vocab: int | None,
 ) -> nn.Module:
     task = build_task(objective)
-    return without_values(lambda: task.built(architecture, block, vocab_size))
+    return without_values(lambda: task.built(architecture, block, vocab_size, source_vocab))
+
+
+def _vocabularies(data: dict[str, Any]) -> tuple[int, int | None]:
+    """The tokens of a corpus, and those of its source if it has a vocabulary of its own."""
+    if data["vocab_size"] is not None and data["vocabularies"] == "shared":
+        return data["vocab_size"], None
+    return _counted(json.dumps(data))
 
 
 @cache
-def _words(data: str) -> int:
-    """The words of a corpus, whose config is passed as JSON."""
-    return prepare(resolved_data(json.loads(data))).meta["vocab_size"]
+def _counted(data: str) -> tuple[int, int | None]:
+    """Those that only a prepared corpus has; its config is passed as JSON."""
+    meta = prepare(resolved_data(json.loads(data))).meta
+    return meta["vocab_size"], meta.get("source_vocab_size")
 
 
 @dataclass(kw_only=True)

@@ -163,9 +163,10 @@ class ArchitectureConfig:
     activation_slope: float = 0.01
     """Slope of leaky_relu below zero; only for leaky_relu."""
     positions: str = "sinusoidal"
-    """A name of `POSITIONS`. sinusoidal or learned: added to the embedding; rope:
-    rotations inside self-attention; relative: Transformer-XL's term of the scores, with biases u
-    and v shared by the layers of a stack, or separate per layer in relative_untied."""
+    """A name of `POSITIONS`. sinusoidal, sinusoidal_fairseq (sines, then cosines, counted from 2)
+    or learned: added to the embedding; rope: rotations inside self-attention; relative:
+    Transformer-XL's term of the scores, with biases u and v shared by the layers of a stack, or
+    separate per layer in relative_untied."""
     max_positions: int = 1024
     """Length of a learned table; only for learned positions."""
     clamp_length: int | None = None
@@ -374,17 +375,27 @@ class ArchitectureConfig:
 class EncoderDecoder(nn.Module):
     """Source tokens to a distribution over the next target token (Vaswani et al. 2017).
 
-    One embedding serves source, target and output: the vocabulary is shared.
+    One embedding serves source, target and output, unless `source_vocab` is the number of tokens
+    of a source with a vocabulary and an embedding of its own.
     """
 
     def __init__(
-        self, encoder: StackSpec, decoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec
+        self,
+        encoder: StackSpec,
+        decoder: StackSpec,
+        sizes: Sizes,
+        embedding: EmbeddingSpec,
+        source_vocab: int | None = None,
     ) -> None:
         super().__init__()
         self.pad = embedding.pad
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
+        read = replace(embedding, vocab_size=source_vocab or embedding.vocab_size)
+        own = Embedding(read, sizes.model_dim, sizes.dropout) if source_vocab else None
+        self.source_embedding = own
+        of_source = replace(sizes, vocabulary=read.vocab_size)
         sizes = replace(sizes, vocabulary=embedding.vocab_size)
-        self.encoder = BlockStack(encoder, sizes, embedding.positions)
+        self.encoder = BlockStack(encoder, of_source, embedding.positions)
         self.decoder = BlockStack(decoder, sizes, embedding.positions, cross=True)
         self.auxiliary: AuxiliaryHeads | None = None  # of the decoder; created by `add_heads`
         initialize(self)
@@ -415,7 +426,8 @@ class EncoderDecoder(nn.Module):
 
     def _memory(self, source: Source) -> Memory:
         mask = padding_mask(source != self.pad)
-        states = self.encoder(self.embedding(source), mask, tokens=source)
+        read = self.embedding if self.source_embedding is None else self.source_embedding
+        states = self.encoder(read(source), mask, tokens=source)
         return self.decoder.remember(states, mask)
 
     def start(self, source: Int[Tensor, "sentence source"], beams: int = 1) -> DecodingState:
@@ -530,14 +542,19 @@ def embedding_of(
 
 
 def build_model(
-    architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int, pad: int
+    architecture: ArchitectureConfig,
+    block: BlockConfig,
+    vocab_size: int,
+    pad: int,
+    source_vocab: int | None = None,
 ) -> EncoderDecoder | MaskedLanguageModel | CausalLanguageModel:
-    """Return the model with its initial values."""
+    """Return the model with its initial values; see `EncoderDecoder` for `source_vocab`."""
     stacks, sizes = architecture.stacks(block), architecture.sizes()
     embedding = embedding_of(architecture, stacks, vocab_size, pad)
     match architecture.kind:
         case "encoder_decoder":
-            model = EncoderDecoder(stacks["encoder"], stacks["decoder"], sizes, embedding)
+            sides = stacks["encoder"], stacks["decoder"]
+            model = EncoderDecoder(*sides, sizes, embedding, source_vocab)
         case "encoder":
             model = MaskedLanguageModel(stacks["encoder"], sizes, embedding)
         case "decoder":

@@ -362,13 +362,26 @@ def sinusoids(length: int, dim: int, device: torch.device) -> Float[Tensor, "{le
     return table[:, :dim].to(torch.get_default_dtype())
 
 
+def sines_then_cosines(
+    length: int, dim: int, device: torch.device
+) -> Float[Tensor, "{length} {dim}"]:
+    """``PE(i, k) = sin((i + 2) w_k)``, ``PE(i, d/2 + k) = cos(same)``, ``w_k = 10000^(-k/(d/2-1))``.
+
+    fairseq counts from 2, after its padding; halves and rates are those of tensor2tensor.
+    """
+    position = torch.arange(2, length + 2, device=device, dtype=torch.float64)[:, None]
+    places = torch.arange(dim // 2, device=device, dtype=torch.float64)
+    angle = position * torch.exp(places * (-math.log(10000.0) / (dim // 2 - 1)))
+    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.get_default_dtype())
+
+
 @final
 class Sinusoids(Table):
     """The sinusoids of all positions needed so far."""
 
-    def __init__(self, model_dim: int) -> None:
+    def __init__(self, model_dim: int, rows: Callable[..., Rows] = sinusoids) -> None:
         super().__init__()
-        self.model_dim = model_dim
+        self.model_dim, self._rows_of = model_dim, rows
         # Grown on demand: sentences at inference may be longer than any in training.
         # Not a buffer: distributed training would broadcast tables of different lengths.
         self.rows = torch.empty(0, model_dim)
@@ -376,11 +389,10 @@ class Sinusoids(Table):
     def forward(self, start: int, end: int, device: torch.device) -> Rows:
         if self.rows.shape[0] < end or self.rows.device != device:
             length = max(end, 2 * self.rows.shape[0], 256)
-            self.rows = sinusoids(length, self.model_dim, device)
+            self.rows = self._rows_of(length, self.model_dim, device)
         return self.rows[start:end]
 
 
-@final
 @POSITIONS.register("sinusoidal")
 class Sinusoidal(Positions):
     """Vaswani et al. 2017 (1706.03762), section 3.5."""
@@ -393,6 +405,22 @@ class Sinusoidal(Positions):
 
     def table(self) -> Sinusoids:
         return Sinusoids(self.model_dim)
+
+
+@final
+@POSITIONS.register("sinusoidal_fairseq")
+class FairseqSinusoids(Sinusoidal):
+    """The sinusoids of fairseq; see `sines_then_cosines`."""
+
+    def check(self) -> None:
+        if self.model_dim % 2 or self.model_dim < 4:
+            raise ValueError(
+                f"model_dim {self.model_dim}: positions sinusoidal_fairseq need an even width of "
+                "at least 4"
+            )
+
+    def table(self) -> Sinusoids:
+        return Sinusoids(self.model_dim, sines_then_cosines)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,12 +108,22 @@ class Task(ABC):
         return build_model(architecture, block, vocab_size, self.pad)
 
     def built(
-        self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
+        self,
+        architecture: ArchitectureConfig,
+        block: BlockConfig,
+        vocab_size: int,
+        source_vocab: int | None = None,
     ) -> nn.Module:
-        """Return the model of `build_model` as a run trains it, with its initial values."""
+        """Return the model as a run trains it, with its initial values.
+
+        It is that of `build_model`, unless sources have a vocabulary of their own.
+        """
 
         def build() -> nn.Module:
-            model = self.build_model(architecture, block, vocab_size)
+            if source_vocab is None:
+                model = self.build_model(architecture, block, vocab_size)
+            else:
+                model = build_model(architecture, block, vocab_size, self.pad, source_vocab)
             add_heads(model, self.config.auxiliary())
             return model
 

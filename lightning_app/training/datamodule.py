@@ -130,6 +130,7 @@ class TextDataModule(pl.LightningDataModule):
         self.config = DataConfig(**fields)
         self.tokenizer: Tokenizer
         self.vocab_size: int
+        self.source_vocab: int | None
         self.floor: float
         self.description: dict[str, Any]
 
@@ -148,7 +149,7 @@ class TextDataModule(pl.LightningDataModule):
         """Open the corpus that `prepare_data` has cached."""
         meta = self.corpus.meta
         self.tokenizer = self.corpus.tokenizer
-        self.vocab_size = meta["vocab_size"]
+        self.vocab_size, self.source_vocab = meta["vocab_size"], meta.get("source_vocab_size")
         rows = {split: self._rows(split) for split in meta["sizes"]}
         task = task_class(self.config.task)
         self.evaluated = {split: self._evaluated(split, rows[split]) for split in self._limits()}

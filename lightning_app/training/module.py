@@ -235,7 +235,7 @@ class TransformerModule(pl.LightningModule):
         self.parent_name: str | None = None  # the parent as named in the id of the run
         self.objective = build_task(parts["objective"])
         self.model: torch.nn.Module | None = None
-        self.vocab_size = 0
+        self.vocab_size, self.source_vocab = 0, None
         self.profiled = False
         self.total_steps = 0  # number of steps of the run, fixed when it starts
         self._has_terms = self._follows_steps = True  # until fit has checked for them
@@ -276,7 +276,8 @@ class TransformerModule(pl.LightningModule):
         """Build the model for the Trainer's data, if it does not exist yet."""
         if self.model is None:
             doubles = self.trainer.precision == "64-true"
-            self.build(self.trainer.datamodule.vocab_size, doubles=doubles)  # pyright: ignore[reportAttributeAccessIssue]
+            data: Any = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+            self.build(data.vocab_size, data.source_vocab, doubles=doubles)
 
     def setup(self, stage: str) -> None:
         self.ensure_built()
@@ -284,10 +285,19 @@ class TransformerModule(pl.LightningModule):
             assert self.model is not None
             compile_blocks(self.model)
 
-    def build(self, vocab_size: int, *, doubles: bool = False) -> None:
-        """Build the model for `vocab_size` tokens, with its initial values; `doubles`: float64."""
-        self.vocab_size = vocab_size
-        self.model = self.objective.built(self.architecture, self.block, vocab_size)
+    def build(
+        self, vocab_size: int, source_vocab: int | None = None, *, doubles: bool = False
+    ) -> None:
+        """Build the model with its initial values.
+
+        Args:
+            vocab_size: The number of tokens.
+            source_vocab: That of source texts with a vocabulary of their own.
+            doubles: Whether the model has float64.
+        """
+        self.vocab_size, self.source_vocab = vocab_size, source_vocab
+        sizes = vocab_size, source_vocab
+        self.model = self.objective.built(self.architecture, self.block, *sizes)
         if doubles:  # Lightning does it after weights are read into the model, which rounds them
             self.model.double()
         if self.init_from is not None:
@@ -575,6 +585,8 @@ class TransformerModule(pl.LightningModule):
         if self._averaged is not None:
             self._save_both(checkpoint, self._averaged)
         checkpoint["vocab_size"] = self.vocab_size
+        if self.source_vocab is not None:
+            checkpoint["source_vocab"] = self.source_vocab
         checkpoint["profiled"] = self.profiled
         if self._follows_steps:
             checkpoint["total_steps"] = self.total_steps
@@ -589,7 +601,8 @@ class TransformerModule(pl.LightningModule):
         if self.model is None:
             weights = [v for v in checkpoint["state_dict"].values() if v.is_floating_point()]
             doubles = all(weight.dtype == torch.float64 for weight in weights)
-            self.build(checkpoint["vocab_size"], doubles=doubles)
+            sizes = checkpoint["vocab_size"], checkpoint.get("source_vocab")
+            self.build(*sizes, doubles=doubles)
         if TRAINED in checkpoint and self.trainer.state.fn == TrainerFn.FITTING:
             checkpoint["state_dict"] = checkpoint[TRAINED]
         self.profiled = checkpoint["profiled"]

@@ -14,6 +14,8 @@ import yaml
 
 from lightning_app import RunResult, UserError, fit
 from lightning_app.cli import main
+from lightning_app.data.tokenizer import BOS, EOS
+from lightning_app.grids.size import parameters
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.locks import run_lock
 from lightning_app.runs.parent import read_checkpoint
@@ -174,3 +176,26 @@ def test_a_folder_in_which_another_process_trains(translation: RunResult, tmp_pa
         assert sorted(folder.iterdir()) == before
     with run_lock(RunFolder(folder)):
         pass
+
+
+def test_languages_have_separate_tables(translation: RunResult, tmp_path: Path) -> None:
+    config = translation.folder.parent / "config.yaml"
+    over = {"trainer.default_root_dir": str(tmp_path / "run"), "data.vocabularies": "separate"}
+    run = fit(config, over)
+    loaded = run.load("last")
+    tables = loaded.model.embedding.tokens, loaded.model.source_embedding.tokens
+    assert len(tables[0].weight) == loaded.tokenizer.vocab_size
+    assert len(tables[1].weight) == loaded.tokenizer.source.vocab_size
+    result = json.loads((run.folder / "result.json").read_text())
+    assert parameters(loaded.config) == result["parameters"]
+    german, english = "der hund sieht die katze .", "the dog sees the cat ."
+    source, target = loaded.tokenizer.source.encode(german), loaded.tokenizer.encode(english)
+    read = [*source, EOS], [BOS, *target]
+    with torch.no_grad():
+        logits = loaded.model(*(torch.tensor([ids]) for ids in read))[0]
+    labels = torch.tensor([*target, EOS])
+    expected = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+    (found,) = loaded.score([german], [english])
+    assert found.nll == pytest.approx(float(expected), rel=1e-5)
+    assert found.unknown == 0
+    assert "katze" not in loaded.translate([german])[0]

@@ -20,7 +20,7 @@ from lightning_app.data import sources
 from lightning_app.data.columns import also_in_train, row_kind
 from lightning_app.data.config import DataConfig, Splits
 from lightning_app.data.prepare import PreparedCorpus, corpus_summary, prepare
-from lightning_app.data.tokenizer import EOS, sha256, unigram_entropy
+from lightning_app.data.tokenizer import EOS, UNK, sha256, unigram_entropy
 
 PREPARE = """
 import json, sys
@@ -360,3 +360,31 @@ def test_rows_of_a_task_that_are_in_train(kind: str, train: dict, other: dict, c
 def test_a_corpus_that_a_program_makes_has_no_root(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prepare", "--data", "synthetic", "--root", "/nowhere"]) == 2
     assert "--root /nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["word", "bpe"])
+def test_each_side_has_the_tokens_of_its_training_lines(write_pairs, text_config, kind: str):
+    """Ids of the other side, also in valid, are UNK, as in the dictionaries of fairseq."""
+    root = write_pairs(valid_de=["der dog ."] * 60, valid_en=["the hund ."] * 60)
+    how = {"tokenizer": kind, "vocab_size": None if kind == "word" else 60}
+    shared = prepare(text_config(root, **how))
+    corpus = prepare(text_config(root, **how, vocabularies="separate"))
+    both = {"source": corpus.tokenizer.source, "target": corpus.tokenizer}
+    sizes = corpus.meta["source_vocab_size"], corpus.meta["vocab_size"]
+    assert (both["source"].vocab_size, both["target"].vocab_size) == sizes
+    for column, own in both.items():
+        seen = sorted({int(id_) for id_ in shared.ids("train", column)} | set(range(5)))
+        assert len(seen) == own.vocab_size < shared.tokenizer.vocab_size
+        for split in ("train", "valid"):
+            whole = shared.ids(split, column)
+            expected = [seen.index(id_) if id_ in seen else UNK for id_ in whole.tolist()]
+            assert corpus.ids(split, column).tolist() == expected
+        assert UNK in expected
+        line = {"source": "der hund schläft .", "target": "the dog sleeps ."}[column]
+        assert own.decode(own.encode(line)) == line
+        found, wanted = own.offsets(line), shared.tokenizer.offsets(line)
+        assert found.ids.tolist() == own.encode(line)
+        assert found.ends.tolist() == wanted.ends.tolist()
+    assert "source_vocab_size" not in shared.meta
+    with pytest.raises(UserError, match=r"data\.vocabularies is 'separate'"):
+        text_config(root, vocabularies="separate", task="causal_lm")

@@ -105,7 +105,7 @@ def test_flatten_keeps_rows(rows: list[list[int]]):
 def tokenizer_of(lines: list[str], kind: TokenizerKind, size: int | None, folder: Path) -> Pieces:
     path = folder / f"{kind}.model"
     path.write_bytes(train(lambda: iter(lines), kind, size))
-    return Pieces(path)
+    return Pieces(path.read_bytes())
 
 
 LONG = " ".join(random.Random(1).choices(["ab", "ba", "é", "<s>", "cab", "  x"], k=4000))

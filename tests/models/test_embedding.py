@@ -1,15 +1,14 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from lightning_app.core.errors import UserError
-from lightning_app.models.positions import (
-    POSITIONS,
-    Embedding,
-    EmbeddingSpec,
-)
+from lightning_app.models.heads import EncoderDecoder, build_model
+from lightning_app.models.positions import POSITIONS, Embedding, EmbeddingSpec
+from lightning_app.testing import check_cached_translation
 from tests import reference, tiny
 
 DIM = 10
@@ -27,7 +26,13 @@ def test_embedding_is_scaled_and_has_its_position(float64: None) -> None:
     """``sqrt(d) E[token] + PE(position)``, also from a later start and past the first table."""
     embedding = build()
     tokens = tiny.words(3, 7)
+    halves = build("sinusoidal_fairseq")
     for start in (0, 5, 1000):
+        place, rates = np.arange(start, start + 7)[:, None] + 2, 1e4 ** -(np.arange(5) / 4)
+        wanted = np.concatenate([np.sin(place * rates), np.cos(place * rates)], axis=1)
+        rows = halves.tokens.weight.detach().numpy()[tokens.numpy()]
+        expected = torch.from_numpy(math.sqrt(DIM) * rows + wanted)
+        torch.testing.assert_close(halves(tokens, start), expected, rtol=1e-11, atol=1e-11)
         table = reference.sinusoids(start + 7, DIM)[start:]
         rows = embedding.tokens.weight.detach().numpy()[tokens.numpy()]
         expected = torch.from_numpy(math.sqrt(DIM) * rows + table)
@@ -85,3 +90,30 @@ def test_no_buffer_depends_on_the_lengths_seen() -> None:
     long(tiny.words(3, 300))
     shapes = [[(name, b.shape) for name, b in e.named_buffers()] for e in (short, long)]
     assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("preset", ["post_ln", "ngpt"])
+def test_a_source_with_a_table_of_its_own_equals_one_large_table(float64, preset: str) -> None:
+    """By the reference, whose one table has the rows of the target before those of the source."""
+    sizes, block = tiny.architecture(), tiny.BlockConfig(preset=preset)
+    model = build_model(sizes, block, 7, tiny.PAD, source_vocab=tiny.VOCABULARY)
+    if preset != "ngpt":  # whose rows have length 1
+        tiny.randomise(model)
+    source, target = tiny.sentences()
+    target = target.clamp(max=6)
+    assert source.max() > 6
+    assert isinstance(model, EncoderDecoder)
+    check_cached_translation(model, source, target, target.shape[1])
+    if preset == "ngpt":  # its lengths hold after each step, and from the start
+        assert model.source_embedding is not None
+        lengths = model.source_embedding.tokens.weight[tiny.PAD + 1 :].norm(dim=1)
+        torch.testing.assert_close(lengths, torch.ones_like(lengths))
+        return
+    parameters = tiny.numpy_parameters(model)
+    tables = [parameters.pop(f"{name}.tokens.weight") for name in ("embedding", "source_embedding")]
+    parameters["embedding.tokens.weight"] = np.concatenate(tables)
+    moved = torch.where(source == tiny.PAD, source, source + 7).numpy()
+    given = (tiny.reference_sizes(sizes), moved, target.numpy())
+    expected = reference.translate(reference.REFERENCE[preset], parameters, *given).logits[..., :7]
+    found = model(source, target).detach().numpy()
+    assert np.abs(found - expected)[target != tiny.PAD].max() < 1e-11

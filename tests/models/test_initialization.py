@@ -484,14 +484,18 @@ def test_an_embedding_without_its_factor_is_the_row_of_its_token() -> None:
 
 
 def test_the_models_of_recipes_have_their_numbers_of_parameters() -> None:
-    """10.65 M of nanoGPT (3adf61e) are without positions; transformers 5.24 has two segments."""
+    """10.65 M of nanoGPT (3adf61e) are without positions; transformers 5.24 has two segments.
 
-    def count(recipe: str, vocabulary: int, **sizes: Any) -> int:
+    fairseq (3d262bb2) has this number with dictionaries of 8,848 and 6,632 entries.
+    """
+
+    def count(recipe: str, vocabulary: int, source: int | None = None, **sizes: Any) -> int:
         tree = read_yaml(Path(f"ablations/base/{recipe}.yaml"))["model"]
         config = ArchitectureConfig(**(tree["architecture"] | sizes))
-        build = partial(build_model, config, BlockConfig(**tree["block"]), vocabulary, 0)
+        build = partial(build_model, config, BlockConfig(**tree["block"]), vocabulary, 0, source)
         return count_parameters(lambda: config.built(build))
 
     baby = {"decoder_depth": 6, "model_dim": 384, "ff_dim": 1536, "num_heads": 6}
     assert count("nanogpt_shakespeare", 65, **baby) - 64 * 384 == 10_646_784
     assert count("hf_mlm", 30_522) + 2 * 768 == 109_514_298
+    assert count("fairseq_iwslt14", 6_632, 8_848) == 39_469_056

@@ -145,7 +145,10 @@ def show_attention(trainer: pl.Trainer, module: pl.LightningModule, sentence: An
     if not maps:
         return
     tokenizer = trainer.datamodule.tokenizer  # pyright: ignore[reportAttributeAccessIssue]
-    read = " → ".join(tokenizer.decode(text[0].tolist()) for text in task.texts(sentence))
+    texts = task.texts(sentence)
+    readers = (tokenizer.source, tokenizer)[-len(texts) :]
+    pairs = zip(readers, texts, strict=True)
+    read = " → ".join(reader.decode(text[0].tolist()) for reader, text in pairs)
     step = trainer.global_step
     lines = [f"{system.block.preset}, step {step}: softmax maps, before any shaping", read]
     image = np.asarray(attention_image(maps, lines))
