@@ -54,6 +54,7 @@ CASES = {
             "model.schedule.kind": "cosine",
             "model.schedule.warmup_steps": 2,
             "model.schedule.reference_steps": 2,
+            **callback("lightning_app.training.callbacks.averages.LastAverage", every=2, count=2),
         },
     ),
     # More than one epoch; one stream of the evaluation is only on the first rank.
@@ -239,7 +240,7 @@ def test_two_processes_train_like_one(runs: Path, name: str) -> None:
 
 def test_what_only_some_cases_report(runs: Path) -> None:
     metrics = read(runs / "causal_lm" / "two")[1]["metrics"]
-    assert {"val/bits_per_byte", "test/word_perplexity"} <= set(metrics)
+    assert {"val/bits_per_byte", "average/test/word_perplexity"} <= set(metrics)
     one, two = (columns(runs / "dynamic_spans" / run) for run in ("one", "two"))
     spans = [name for name in one if name.startswith(("probe/span/", "train/aux/span"))]
     assert len([name for name in spans if name.count("/") == 4]) == (3 + 3) * 4

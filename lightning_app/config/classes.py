@@ -250,6 +250,7 @@ def _is_code(kind: Any) -> bool:
 
 
 _LISTED = {
+    "lightning_app.training.callbacks.averages": "LastAverage",
     "lightning_app.training.callbacks.probes": "SignalProbe UpdateProbe",
     "lightning_app.training.callbacks.safety": "QKClip",
     "lightning.pytorch.callbacks": "DeviceStatsMonitor EMAWeightAveraging EarlyStopping "
@@ -413,7 +414,7 @@ def refusal(path: Any) -> str:
     hint = f"; did you mean '{CLASSES[short.index(last)]}'?" if last in short else ""
     return (
         "a grid file may only name listed classes of lightning.pytorch, SignalProbe, UpdateProbe, "
-        f"QKClip and the callbacks that a plug-in registers (--plugin FILE), found {path!r}{hint}"
+        f"QKClip, LastAverage and callbacks of plug-ins (--plugin FILE), found {path!r}{hint}"
     )
 
 

@@ -38,7 +38,7 @@ from lightning_app.scores.task_facts import TASKS, Monitored, fill_by_task, glue
 
 
 @lru_cache(maxsize=64)  # cells of a grid share them
-def _check_callbacks(given: str, monitored: Monitored) -> None:
+def _check_callbacks(given: str, monitored: Monitored, steps: int) -> None:
     import lightning.pytorch as pl
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -52,6 +52,8 @@ def _check_callbacks(given: str, monitored: Monitored) -> None:
         # A class outside the tables was imported when the config was completed.
         callback = made_object("trainer.callbacks", entry, imports=True)
         check_callback(name, (kind.__name__ for kind in type(callback).__mro__))
+        if steps > 0 and hasattr(callback, "check_steps"):
+            callback.check_steps(steps)
         if type(callback).state_dict is pl.Callback.state_dict:
             continue
         if isinstance(callback, ModelCheckpoint):
@@ -343,9 +345,9 @@ def _check_classes(tree: dict[str, Any]) -> None:
     for section in ("model", "data"):
         if any(tree[section][name] is not None for name in CLASS_FIELDS):
             own_arguments(section, tree[section])
-    if tree["trainer"]["callbacks"]:
+    if (trainer := tree["trainer"])["callbacks"]:
         monitored = TASKS[tree["model"]["objective"]["kind"]].monitored
-        _check_callbacks(json.dumps(entries(tree["trainer"]["callbacks"])), monitored)
+        _check_callbacks(json.dumps(entries(trainer["callbacks"])), monitored, trainer["max_steps"])
 
 
 def read_config(path: Path, overrides: Sequence[str], *, imports: bool = True) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from lightning_app.config.classes import OWN_CLASS
 from lightning_app.config.tree import key_of, label, lookup
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.scores.task_facts import (
+    AVERAGE,
     DEFAULT_TASK,
     GENERAL,
     TASKS,
@@ -97,6 +98,7 @@ def ruler(setting: Setting, metric: str) -> dict[str, Any]:
 
     Values of a metric can be compared, ranked or averaged only between runs with the same ruler.
     """
+    metric = metric.removeprefix(AVERAGE)
     split = "test" if metric.startswith("test/") else "val"
     limit = f"trainer.limit_{split}_batches"
     counts = unit_of(setting, metric)

@@ -180,6 +180,8 @@ CLASHES = (
         f"{{1}} with {{0}}{_AVERAGED}: an average does not keep what the steps set or follow; use "
         "another kind",
     ),
+    Clash(("averages_last", "averages_all"), f"{{0}} with {{1}}{_AVERAGED}; remove one of them"),
+    Clash(("averages_last", "follows_steps"), "{0} with {1}, which no average keeps; remove one"),
     Clash(("keeps_norms", "decays_weights"), "{1} with {0}, which undoes it; use 0"),
     Clash(
         ("scales_logits", "other_logits"),
@@ -190,8 +192,9 @@ CLASHES = (
 Lightning's parts, in the two tables below."""
 
 CALLBACK_TRAITS: Mapping[str, tuple[str, ...]] = {
-    "WeightAveraging": ("changes_weights",),
-    "EMAWeightAveraging": ("changes_weights",),
+    "WeightAveraging": ("changes_weights", "averages_all"),
+    "EMAWeightAveraging": ("changes_weights", "averages_all"),
+    "LastAverage": ("changes_weights", "averages_last", "reads_whole"),
     "QKClip": ("changes_weights", "reads_whole", "scales_logits"),
 }
 _SPLITTING = ("fsdp", "deepspeed", "modelparallel", "model_parallel")

@@ -239,10 +239,15 @@ TASKS.add(
 )
 
 
+AVERAGE = "average/"
+"""The beginning of the name of a metric of the weights that `LastAverage` averages."""
+
+
 def known_metrics() -> dict[str, str]:
     """The metrics of all tasks, and whether `min` or `max` of each is best."""
     scores = {score.metric: score.mode for task in TASKS.values() for score in task.scores}
-    return GENERAL | scores
+    known = GENERAL | scores
+    return known | {AVERAGE + tag: known[tag] for tag in known if not tag.startswith("train/")}
 
 
 NEXT_SENTENCE = (

@@ -79,6 +79,7 @@ from lightning_app.runs.store import (
     trim_checkpoints,
 )
 from lightning_app.scores.task_facts import TASKS
+from lightning_app.training.callbacks.averages import LastAverage
 from lightning_app.training.callbacks.loggers import (
     Curves,
     Events,
@@ -689,6 +690,10 @@ class TrainingRun(PreparedRun):
         check_limits(trainer, self.tree["trainer"], self._callbacks())
         metrics = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
         metrics["train/tokens_per_second"] = self.throughput.rate
+        callbacks: list[Any] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        for each in callbacks if outcome.name not in ("non_finite", CUT_SHORT) else ():
+            if isinstance(each, LastAverage):
+                metrics |= each.metrics(trainer, model, datamodule)
         self._leave(self._result(outcome, metrics, model, datamodule, started), model, datamodule)
 
     def _asked(self, datamodule: Any) -> int:

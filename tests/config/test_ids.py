@@ -119,6 +119,7 @@ FROZEN_CLASSES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "841585bac18dc9ff": ("callbacks", f"{CALLBACK}EarlyStopping", PATIENT),
     "7cf256cf6a71d087": ("callbacks", f"{CALLBACK}SpikeDetection", {}),
     "693e3731d74342cc": ("callbacks", "QKClip", {"tau": 50}),
+    "657637a83f74bcdd": ("callbacks", "LastAverage", {"every": 1, "count": 3}),
     "11be3ece502e3415": ("callbacks", f"{CALLBACK}LambdaCallback", PRINTING),
     "6d38599dad11575b": ("strategy", f"{STRATEGY}SingleDeviceStrategy", DOUBLE),
     "b9cf6ec999f7a4b2": ("plugins", f"{PLUGIN}MixedPrecision", MIXED),

@@ -1,5 +1,6 @@
 """Averages of weights: of the whole model, evaluated, kept, and gone on with to the last bit."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,14 @@ def averaging(name: str = "EMAWeightAveraging", **arguments: Any) -> dict[str, A
 
 
 EMA = averaging(decay=DECAY)
+
+
+def last(count: int = 3, every: int = 2) -> dict[str, Any]:
+    path = "lightning_app.training.callbacks.averages.LastAverage"
+    return {"class_path": path, "init_args": {"every": every, "count": count}}
+
+
+LAST = last()  # of 9 steps: 5, 7 and 9
 SWA = averaging("StochasticWeightAveraging", swa_lrs=0.1, device=None)
 TWO = [averaging("WeightAveraging"), EMA]
 
@@ -42,6 +51,7 @@ def run(
     checkpoint: Path | None = None,
     preset: str = "pre_ln",
     free: bool = False,
+    test: bool = False,
     **trainer: Any,
 ) -> TrainingRun:
     """A run of a tiny model with dropout, which no validation falls on."""
@@ -56,6 +66,7 @@ def run(
     if free:
         tree["model"]["optimizer"]["kind"] = "schedule_free"
         tree["model"]["schedule"]["kind"] = "constant"
+    tree["model"]["objective"]["evaluate_test"] = test
     tree["data"] |= {"cache": cache, "tokens_per_batch": 256}
     tree = resolve(tree, "test")
     verified = None if checkpoint is None else check_checkpoint(checkpoint, tree["model"])
@@ -66,6 +77,11 @@ def fit(folder: Path, cache: str, *callbacks: dict[str, Any], **settings: Any) -
     given = run(folder, cache, *callbacks, **settings)
     given.fit()
     return given
+
+
+def metrics(folder: Path) -> dict[str, float]:
+    found = json.loads((folder / "result.json").read_text())["metrics"]
+    return {name: value for name, value in found.items() if not name.startswith("train/")}
 
 
 def load(folder: Path, name: str = "last") -> dict[str, Any]:
@@ -176,19 +192,27 @@ class Cut(pl.Callback):
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
-def test_a_run_that_goes_on_averages_as_one_without_a_break(tmp_path: Path, cache: str) -> None:
+@pytest.mark.parametrize("average", [EMA, LAST])
+def test_a_run_that_goes_on_averages_as_one_without_a_break(
+    tmp_path: Path, cache: str, average: dict[str, Any]
+) -> None:
     """From the checkpoint of a validation, two steps before it was cut short."""
     whole, part = tmp_path / "whole", tmp_path / "part"
-    fit(whole, cache, EMA, val_check_interval=5)
-    cut = run(part, cache, EMA, val_check_interval=5)
+    fit(whole, cache, average, val_check_interval=5)
+    cut = run(part, cache, average, val_check_interval=5)
     cut.trainer.callbacks.append(Cut())  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(RuntimeError, match="cut short"):
         cut.fit()
-    last = part / "checkpoints" / "last.ckpt"
+    begun = part / "checkpoints" / "last.ckpt"
     assert load(part)["global_step"] == 5
-    fit(part, cache, EMA, val_check_interval=5, checkpoint=last)
+    fit(part, cache, average, val_check_interval=5, checkpoint=begun)
+    assert metrics(part) == metrics(whole)
     expected, found = load(whole), load(part)
-    for key in ("state_dict", "current_model_state", "averaging_state"):
+    added = ("current_model_state", "averaging_state")
+    if average is LAST:
+        added = ("sums",)
+        expected, found = (each | each["callbacks"]["LastAverage"] for each in (expected, found))
+    for key in ("state_dict", *added):
         assert expected[key].keys() == found[key].keys()
         for name, value in expected[key].items():
             assert torch.equal(found[key][name], value), (key, name)
@@ -215,6 +239,13 @@ def test_an_average_changes_no_step_and_its_checkpoint_needs_its_callback(tmp_pa
         ([EMA], {"preset": "ngpt"}, "trainer.callbacks: EMAWeightAveraging … unit_matrices"),
         ([EMA], {"preset": "prores"}, "trainer.callbacks: EMAWeightAveraging … branch_ramp"),
         (TWO, {}, "trainer.callbacks: WeightAveraging and EMAWeightAveraging:"),
+        ([last(1)], {}, "test: trainer.callbacks: LastAverage: count 1: … 2 or more"),
+        ([last(every=0)], {}, "test: trainer.callbacks: LastAverage: every 0: … 1 or more"),
+        ([LAST], {"steps": 4}, "LastAverage: count 3 and every 2 … 4 steps, found 4"),
+        ([LAST, EMA], {}, "LastAverage with trainer.callbacks: EMAWeightAveraging, … remove"),
+        ([LAST], {"free": True}, "LastAverage with model.optimizer.kind: schedule_free, … remove"),
+        ([LAST], {"strategy": "fsdp"}, "LastAverage … trainer.strategy: fsdp splits; use ddp"),
+        ([LAST], {"preset": "prores"}, "LastAverage with model.block: branch_ramp, … remove"),
     ],
 )
 def test_averages_that_would_not_be_right_are_refused(
@@ -222,7 +253,8 @@ def test_averages_that_would_not_be_right_are_refused(
 ) -> None:
     with pytest.raises(UserError) as caught:
         run(tmp_path / "run", cache, *callbacks, **settings)
-    assert told(message).match(str(caught.value))
+    assert told(message).search(str(caught.value))
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -249,3 +281,56 @@ def test_an_average_that_begins_too_late_is_refused(tmp_path: Path, cache: str) 
             fit(folder, cache, late, **settings)
         assert not (folder / "result.json").exists()
         assert not (folder / "checkpoints").exists()
+
+
+def test_the_last_weights_are_averaged_beside_the_run(tmp_path: Path, cache: str) -> None:
+    """All else is as in a run without the callback, which translates otherwise by step 80."""
+    settings = {"steps": 80, "val_check_interval": 30, "limit_test_batches": 1, "test": True}
+    plain = fit(tmp_path / "without", cache, **settings)
+    given = run(tmp_path / "with", cache, last(every=30), **settings)
+    weights = Weights()
+    given.trainer.callbacks.append(weights)  # pyright: ignore[reportAttributeAccessIssue]
+    given.fit()
+    found, expected = metrics(given.folder.path), metrics(plain.folder.path)
+    average = {n.removeprefix("average/"): found.pop(n) for n in [*found] if n[0] == "a"}
+    assert found == expected
+    assert average.keys() == expected.keys() > {"val/nll", "test/nll", "test/bleu"}
+    assert given.trainer.callback_metrics == plain.trainer.callback_metrics
+    assert given.model.validation_parts == plain.model.validation_parts
+    hypotheses = given.folder.hypotheses.read_text()
+    assert hypotheses == plain.folder.hypotheses.read_text()
+    tables = [one.folder.metrics.read_text().splitlines() for one in (given, plain)]
+    for row, other in zip(*map(csv.DictReader, tables), strict=True):
+        assert row.keys() == other.keys()
+        assert all(row[name] == other[name] for name in (*expected, "step", "train/nll"))
+    for name in ("last", "best"):
+        one, two = (load(each.folder.path, name)["state_dict"] for each in (given, plain))
+        assert all(torch.equal(one[key], two[key]) for key in two)
+    for name, parameter in given.model.named_parameters():
+        assert torch.equal(parameter, weights.raw[-1][name])
+        parameter.data = torch.stack([weights.raw[step - 1][name] for step in (20, 50, 80)]).mean(0)
+    again = dict(given.trainer.validate(given.model, given.datamodule, verbose=False)[0])
+    again |= given.trainer.test(given.model, given.datamodule, verbose=False)[0]
+    assert average == pytest.approx({name: again[name] for name in average}, rel=1e-6)
+    assert given.model.objective.hypotheses != hypotheses.splitlines()
+
+
+class Poison(pl.Callback):
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        next(pl_module.parameters()).data.fill_(torch.nan)
+
+
+def test_what_has_no_average_of_its_last_weights(tmp_path: Path, cache: str) -> None:
+    """A run that failed, and one that would go on from a sum of other steps."""
+    failed = run(tmp_path / "failed", cache, LAST)
+    failed.trainer.callbacks.append(Poison())  # pyright: ignore[reportAttributeAccessIssue]
+    failed.fit()
+    assert metrics(tmp_path / "failed").keys() == {"val/nll", "val/accuracy", "val/perplexity"}
+    fit(tmp_path / "short", cache, LAST, steps=5)
+    begun = tmp_path / "short" / "checkpoints" / "last.ckpt"
+    with pytest.raises(UserError, match=r"LastAverage: .* steps \[5\], .* those of \[1, 3, 5\]"):
+        fit(tmp_path / "long", cache, LAST, checkpoint=begun)
+    fit(tmp_path / "longer", cache, LAST, steps=10, checkpoint=begun)
+    assert load(tmp_path / "longer")["callbacks"]["LastAverage"]["added"] == [6, 8, 10]
+    with pytest.raises(UserError, match=r"LastAverage: count 3 and every 2 .* found 4"):
+        fit(tmp_path / "epoch", cache, LAST, steps=-1, max_epochs=1, limit_train_batches=4)
