@@ -76,6 +76,7 @@ AT_ONCE = [
     Case("run demo --max-time soon", "HH:MM"),
     Case("plan demoo", "did you mean 'demo'?"),
     Case("plan nowhere.yaml", "nowhere.yaml: there is no such file"),
+    Case("plan a/b", "a/b: is a folder; expected a file", {"a/b/grid.yaml": ""}),
     Case("plan grod.yaml", "no such file; did you mean 'grid.yaml'?", {"grid.yaml": ""}),
     Case("fit --lr 1e-3", "unknown key 'lr'; did you mean 'model.optimizer.lr'?"),
     Case("fit --batch_size 3", "did you mean 'data.tokens_per_batch'?"),

@@ -51,7 +51,9 @@ def meant(names: Iterable[str]) -> str:
 
 
 def absent(path: Path) -> str:
-    """Return the line for a path that leads nowhere, with the nearest name in its folder."""
+    """Return the line for a path that is no file, with the nearest name in its folder."""
+    if path.is_dir():
+        return "is a folder; expected a file"
     beside: list[str] = []
     with suppress(OSError):  # no such folder, or an unreadable one
         beside = [each.name for each in path.parent.iterdir()]

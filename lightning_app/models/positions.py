@@ -365,9 +365,9 @@ def sinusoids(length: int, dim: int, device: torch.device) -> Float[Tensor, "{le
 def sines_then_cosines(
     length: int, dim: int, device: torch.device
 ) -> Float[Tensor, "{length} {dim}"]:
-    """``PE(i, k) = sin((i + 2) w_k)``, ``PE(i, d/2 + k) = cos(same)``, ``w_k = 10000^(-k/(d/2-1))``.
+    """``PE(i, k) = sin((i + 2) w_k)``, ``PE(i, d/2 + k) = cos(same)``, as in fairseq.
 
-    fairseq counts from 2, after its padding; halves and rates are those of tensor2tensor.
+    ``w_k = 10000^(-k/(d/2-1))``, as in tensor2tensor; fairseq counts from 2, after its padding.
     """
     position = torch.arange(2, length + 2, device=device, dtype=torch.float64)[:, None]
     places = torch.arange(dim // 2, device=device, dtype=torch.float64)
