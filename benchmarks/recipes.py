@@ -229,7 +229,7 @@ class Fairseq(Beside):
 
     Their rate is that of the next update, since the first has rate 0. Norms and biases do not
     decay, and their sinusoids and softmax maps are computed in float64. Their smoothing, which the
-    other tokens share, is e (V - 1) / V where ours is e.
+    other tokens share, is e (V - 1) / V where ours is e. Both start with the same spreads.
     """
 
     theirs: Any
@@ -284,7 +284,13 @@ class Fairseq(Beside):
         self.rate = lambda done: rate.step_update(done + 1)
         self.smoothed = criterion.label_smoothed_nll_loss
         self.smoothing = module.objective.config.smoothing
-        return theirs, self.names(sizes)
+        names = self.names(sizes)
+        for a, b in names.items():  # their own initial values, before ours are copied
+            one, two = theirs.get_parameter(a), module.model.get_parameter(b)
+            spread = float(one.std() / two.std()) if one.dim() > 1 else 1.0
+            assert 0.8 < spread < 1.25, f"{a} starts {spread:.2f} times as wide as {b}"
+            assert bool(one.any()) == bool(two.any()), f"only one of {a} and {b} starts at 0"
+        return theirs, names
 
     def names(self, sizes: Any) -> dict[str, str]:
         found = {"encoder.embed_tokens.weight": "source_embedding.tokens.weight"}

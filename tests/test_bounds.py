@@ -158,8 +158,7 @@ def test_a_file_that_is_too_much(tmp_path: Path, text: str, said: str) -> None:
     assert str(caught.value).isprintable()
 
 
-OBJECTIVE = "model__objective"
-FALSE, TEST = f"{OBJECTIVE}__evaluate_test", "metric.name: a cell reports 'test/nll' only with"
+FALSE, TEST = "model__objective__evaluate_test", "metric.name: a cell reports 'test/nll' only with"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +167,6 @@ FALSE, TEST = f"{OBJECTIVE}__evaluate_test", "metric.name: a cell reports 'test/
         ("synthetic", "test/nll", {}, {FALSE: [True, False]}, f"{TEST} model.objective"),
         ("synthetic_mlm", "val/bleu", {}, {}, "model.objective.kind: translation"),
         ("synthetic_mlm", "test/sacrebleu", {FALSE: True}, {}, "model.objective.kind: translation"),
-        ("synthetic", "average/val/nll", {}, {}, "only with LastAverage in trainer.callbacks"),
     ],
 )
 def test_a_metric_is_one_that_every_cell_reports(
@@ -181,9 +179,7 @@ def test_a_metric_is_one_that_every_cell_reports(
 
 
 def test_a_metric_that_every_cell_reports_stays_possible(tmp_path: Path) -> None:
-    average = {"class_path": "LastAverage", "init_args": {"every": 1}}
-    tree = base(trainer__callbacks=[average], **{FALSE: True, f"{OBJECTIVE}__validation_bleu": 3})
+    tree = base(**{FALSE: True, "model__objective__validation_bleu": 3})
     for metric in ("test/nll", "test/bleu", "test/sacrebleu", "val/bleu", "val/accuracy"):
-        for name in (metric, f"average/{metric}"):
-            path = grid(tmp_path, tree, name, seed_everything=[1, 2])
-            assert len(expand(read_spec(path), resolve, identity_of)[0].cells) == 2
+        path = grid(tmp_path, tree, metric, seed_everything=[1, 2])
+        assert len(expand(read_spec(path), resolve, identity_of)[0].cells) == 2

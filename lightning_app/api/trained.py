@@ -139,8 +139,8 @@ class TrainedRun:
         checkpoint: The file from which the weights were read.
         model: The model, a plain `torch.nn.Module`.
         task: Its task: loss, batches, decoding.
-        tokenizer: The tokenizer of its data.
-        vocab_size: The size of the vocabulary.
+        tokenizer: The tokenizer of its data; of source texts `tokenizer.source`.
+        vocab_size: The size of the vocabulary, of the target if each language has its own.
         device: The device that holds the model.
     """
 

@@ -125,6 +125,7 @@ def in_raw_text(setting: Setting, metric: str) -> list[QualityMetric]:
     Metrics of the same split come first, and BLEU on plain text before BLEU on tokenised text.
     """
     facts = task_facts(setting(TASKS.field) or DEFAULT_TASK)
+    metric = metric.removeprefix(AVERAGE)
     loss = metric in (*GENERAL, facts.monitored.metric, facts.monitored.loss)
     if not loss or unit_of(setting, metric) not in ("tokens", "anything"):
         return []
@@ -141,7 +142,7 @@ def unit_of(setting: Setting, metric: str) -> str:
     """Return the ruler of a metric of the task of a run, a key of `RULERS`."""
     facts = task_facts(setting(TASKS.field) or DEFAULT_TASK)
     scores = (*facts.by_corpus.get(str(setting("data.name")), ()), *facts.scores)
-    units = {score.metric: score.counts for score in scores}
+    units, metric = {s.metric: s.counts for s in scores}, metric.removeprefix(AVERAGE)
     if metric in units:
         return units[metric]
     if metric.startswith("train/"):

@@ -336,7 +336,8 @@ def _model(folder: Path, config: DataConfig, trained: Callable[[], bytes]) -> to
         model = find_parent(config.init_from).tokenizer.read_bytes()
     elif config.tokenizer_file is not None:
         ready = sources.given_tokenizer(config)
-        tokenizer.load_tokenizer(ready)  # names a file that it cannot read
+        if isinstance(tokenizer.load_tokenizer(ready), tokenizer.Side):  # names an unreadable file
+            raise UserError(f"data.tokenizer_file: {ready}: of two languages; expected one of both")
         model = ready.read_bytes()
     else:
         model = trained()

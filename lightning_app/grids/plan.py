@@ -58,7 +58,7 @@ from lightning_app.runs.parent import FIELD, find_parent
 from lightning_app.runs.records import Cell, DamagedPlan, Plan, Waiting, read_plan, save_plan
 from lightning_app.runs.run import DamagedRun, Run, RunState
 from lightning_app.runs.store import locate_run, place_run
-from lightning_app.scores.task_facts import AVERAGE, LOSS, known_metrics
+from lightning_app.scores.task_facts import LOSS, known_metrics
 
 _PROBES = ("SignalProbe", "UpdateProbe")
 """The callbacks that write `probes.csv`."""
@@ -391,8 +391,8 @@ def score_of(plan: Plan, result: Mapping[str, Any]) -> float:
         known = ", ".join(result["metrics"])
         raise UserError(f"{plan.name}: metric.name: runs report no '{name}' ({known})")
     value = result["metrics"].get(name)
-    if cap_of := _LOWER_IS_BETTER_CAPS.get(name.removeprefix(AVERAGE)):
-        cap = cap_of(entropy)  # one for all, or a failure beats a run that learns late
+    if name in _LOWER_IS_BETTER_CAPS:  # one cap for all, or a failure beats a run that learns late
+        cap = _LOWER_IS_BETTER_CAPS[name](entropy)
         return cap if diverged or value is None else min(value, cap)
     if value is not None:
         return value

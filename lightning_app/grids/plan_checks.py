@@ -25,7 +25,6 @@ from lightning_app.core.errors import UserError, nearest
 from lightning_app.plugins import CALLBACKS
 from lightning_app.runs.records import Cell, Waiting
 from lightning_app.scores.task_facts import (
-    AVERAGE,
     DEFAULT_TASK,
     GENERAL,
     LOSS,
@@ -190,31 +189,24 @@ def check_baseline(spec: GridSpec, cells: Sequence[Cell | Waiting]) -> None:
 
 def check_reported(spec: GridSpec, configs: Configs) -> None:
     """Check that every cell reports the grid's metric."""
-    metric = spec.metric.removeprefix(AVERAGE)
     owners = [
         name
         for name, task in TASKS.items()
-        if metric in (task.monitored.metric, *(score.metric for score in task.scores))
+        if spec.metric in (task.monitored.metric, *(score.metric for score in task.scores))
     ]
     for config in configs:
         objective = config["model"].get("objective", {})
-        known = metric in GENERAL or owners
-        given = [path for path, _ in classes_of(lookup(config, "trainer.callbacks"))]
-        if metric != spec.metric and not any(path.endswith("LastAverage") for path in given):
-            raise UserError(
-                f"{spec.source}: metric.name: a cell reports '{spec.metric}' only with LastAverage "
-                "in trainer.callbacks"
-            )
+        known = spec.metric in GENERAL or owners
         if not known and lookup(config, OWN_CLASS) is None:
             raise UserError(
                 f"{spec.source}: metric.name: a cell reports '{spec.metric}' only with a class in "
                 f"{OWN_CLASS} that logs it"
             )
         kind = objective.get("kind", DEFAULT_TASK)
-        reports = not known or metric in GENERAL or kind in owners
+        reports = not known or spec.metric in GENERAL or kind in owners
         conditions = {
             f"kind: {' or '.join(owners)}": reports,
-            **_conditions(metric, objective),
+            **_conditions(spec.metric, objective),
         }
         for condition, holds in conditions.items():
             if not holds:

@@ -191,10 +191,11 @@ class ArchitectureConfig:
     norm_eps: float = EPSILON
     """eps of layer and RMS norms."""
     initial: str = "xavier"
-    """A name of `INITIALS`, the rule of initial values: xavier (fairseq), normal (BERT), or gpt2
-    (normal, output matrices smaller by the square root of the number of branches)."""
+    """A name of `INITIALS`, the rule of initial values: xavier; fairseq (xavier in attention alone,
+    with biases); normal (BERT); or gpt2 (normal, output matrices smaller by the square root of the
+    number of branches)."""
     initial_std: float = 0.02
-    """The standard deviation of rules other than xavier."""
+    """The standard deviation of normal and gpt2."""
     parametrization: Literal["standard", "mup"] = "standard"
     """mup: the rates, initial values and factors of Yang et al. (2203.03466), with which a rate
     tuned at one width serves others under Adam; see `ArchitectureConfig.width_factor`."""
@@ -232,8 +233,10 @@ class ArchitectureConfig:
         for name in ("norm_eps", "initial_std"):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} {getattr(self, name)}: must be a number above 0")
-        if self.initial == "xavier" and self.initial_std != 0.02:
-            raise ValueError(f"initial_std {self.initial_std} with initial xavier: leave it out")
+        by_shape = self.initial in ("xavier", "fairseq")
+        if by_shape and self.initial_std != 0.02:
+            message = f"initial_std {self.initial_std} with initial {self.initial}: leave it out"
+            raise ValueError(message)
         if (self.parametrization == "mup") != (self.base_width is not None):
             raise ValueError(
                 f"base_width {self.base_width} with parametrization {self.parametrization}: mup "
@@ -241,7 +244,7 @@ class ArchitectureConfig:
             )
         if self.base_width is not None and self.base_width < 1:
             raise ValueError(f"base_width {self.base_width}: must be at least 1")
-        if self.base_width and (self.initial == "xavier" or self.embedding_scale != "none"):
+        if self.base_width and (by_shape or self.embedding_scale != "none"):
             raise ValueError(
                 f"parametrization mup with initial {self.initial} and embedding_scale "
                 f"{self.embedding_scale}: it has rules for initial normal or gpt2, and none"
@@ -392,6 +395,8 @@ class EncoderDecoder(nn.Module):
         self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
         read = replace(embedding, vocab_size=source_vocab or embedding.vocab_size)
         own = Embedding(read, sizes.model_dim, sizes.dropout) if source_vocab else None
+        if own is not None:
+            own.logit_scale = None  # it has no scores over its vocabulary
         self.source_embedding = own
         of_source = replace(sizes, vocabulary=read.vocab_size)
         sizes = replace(sizes, vocabulary=embedding.vocab_size)

@@ -63,7 +63,16 @@ INITIALS: Registry[Initial] = Registry("model.architecture.initial")
 
 @INITIALS.register("xavier")
 def xavier(weight: Tensor, std: float, branches: int) -> None:
-    """The table of `initialize`: fairseq's rule, with the gains of the preset."""
+    """The table of `initialize`: fairseq's rule of attention, with the gains of the preset."""
+    nn.init.xavier_uniform_(weight)
+
+
+@INITIALS.register("fairseq")
+def fairseq(weight: Tensor, std: float, branches: int) -> None:
+    """As `xavier`, but ``U(+-1/sqrt(fan_in))`` of torch in feed-forwards and biases.
+
+    The bias of an attention's output is zero (facebookresearch/fairseq 3d262bb2).
+    """
     nn.init.xavier_uniform_(weight)
 
 
@@ -79,6 +88,8 @@ def gpt2(weight: Tensor, std: float, branches: int) -> None:
     nn.init.normal_(weight, std=std / math.sqrt(branches))
 
 
+_BY_SHAPE = (xavier, fairseq)
+"""The rules whose sizes follow from shapes and gains, without a standard deviation."""
 _Rule = tuple[Initial, float, float, bool]  # with the std, that of blocks, and `by_name`
 _rule: ContextVar[_Rule] = ContextVar("_rule", default=(xavier, 0.0, 0.0, False))
 
@@ -147,8 +158,9 @@ def initialize(model: nn.Module) -> None:
     learned scalars                       their own values (`LearnedScalars.reset`)
     ====================================  =====================================================
 
-    By a rule other than ``xavier`` all matrices and tables are drawn by `Initial`, those of a block
-    times the ratio of the preset's gain to that of `pre_ln`, the embedding times that of the stack.
+    ``fairseq`` changes feed-forwards and biases. By another rule all matrices and tables are drawn
+    by `Initial`, those of a block times the ratio of the preset's gain to that of `pre_ln`, the
+    embedding times that of the stack.
     With ``unit_matrices`` rows of matrices of blocks and of the embedding then get length 1.
     Parts with ``drawn_last = True`` are drawn after all others, so that what a variant shares with
     others starts equal.
@@ -188,7 +200,10 @@ def _set(module: nn.Module, seed: Seeded) -> None:
     match module:
         case nn.Linear():
             rule(module.weight, std, 1)
-            if module.bias is not None:
+            bound = module.in_features**-0.5
+            if module.bias is not None and rule is fairseq:
+                nn.init.uniform_(module.bias, -bound, bound)
+            elif module.bias is not None:
                 nn.init.zeros_(module.bias)
         case Embedding():
             _draw_table(module.tokens.weight, module.model_dim**-0.5, module.spec.gain)
@@ -209,7 +224,7 @@ def _set(module: nn.Module, seed: Seeded) -> None:
 def _draw_table(weight: Tensor, usual: float, gain: float = 1.0) -> None:
     """Draw a table with the standard deviation `usual`, or by another rule, times `gain`."""
     rule, std, *_ = _rule.get()
-    if rule is xavier:
+    if rule in _BY_SHAPE:
         nn.init.normal_(weight, std=gain * usual)
     else:
         rule(weight, std, 1)
@@ -242,6 +257,19 @@ def initialize_block(
     for part in (block.feed_forward.inner, block.feed_forward.gate):
         draw(part, init.ff)
     draw(block.feed_forward.outer, init.outer, branches=branches)
+    if _rule.get()[0] is fairseq:
+        _as_torch(block)
+
+
+def _as_torch(block: Block) -> None:
+    """Give a feed-forward the range of torch's linear layers, and attention a zero output bias."""
+    for part in (block.feed_forward.inner, block.feed_forward.gate, block.feed_forward.outer):
+        if isinstance(part, nn.Linear):
+            sizes = part.in_features, part.out_features
+            part.weight.mul_(math.sqrt(sum(sizes) / (6 * part.in_features)))
+    for attention in block.modules():
+        if isinstance(attention, Attention) and isinstance(attention.output, nn.Linear):
+            nn.init.zeros_(attention.output.bias)
 
 
 def _draw(
@@ -253,7 +281,7 @@ def _draw(
     rule, _, std, _ = _rule.get()
     if gain == 0.0:  # without a draw, so that the other matrices start as without zeros
         nn.init.zeros_(part.weight)
-    elif rule is not xavier:
+    elif rule not in _BY_SHAPE:
         rule(part.weight, std, branches)
         part.weight.mul_(gain / usual)
     elif distribution == "normal":

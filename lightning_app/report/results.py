@@ -50,6 +50,7 @@ from lightning_app.runs.records import (
 from lightning_app.runs.run import DamagedRun, Run
 from lightning_app.runs.store import locate_run
 from lightning_app.scores.task_facts import (
+    AVERAGE,
     TASKS,
     Monitored,
     QualityMetric,
@@ -158,6 +159,7 @@ class CellResult:
         return self._rulers[metric]
 
     def _ruler(self, metric: str) -> dict[str, Any]:
+        metric = metric.removeprefix(AVERAGE)
         counts = ruler(self.setting, metric)
         if metric.startswith("val/") and unit_of(self.setting, metric) in ("tokens", "anything"):
             counts[f"the {self.monitored.floor}"] = self.entropy

@@ -246,8 +246,7 @@ AVERAGE = "average/"
 def known_metrics() -> dict[str, str]:
     """The metrics of all tasks, and whether `min` or `max` of each is best."""
     scores = {score.metric: score.mode for task in TASKS.values() for score in task.scores}
-    known = GENERAL | scores
-    return known | {AVERAGE + tag: known[tag] for tag in known if not tag.startswith("train/")}
+    return GENERAL | scores
 
 
 NEXT_SENTENCE = (

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.config import BlockConfig
+from lightning_app.core.errors import UserError
 from lightning_app.data.batching import SplitRows
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus
@@ -122,8 +123,13 @@ class Task(ABC):
         def build() -> nn.Module:
             if source_vocab is None:
                 model = self.build_model(architecture, block, vocab_size)
-            else:
+            elif type(self).build_model is Task.build_model:
                 model = build_model(architecture, block, vocab_size, self.pad, source_vocab)
+            else:
+                raise UserError(
+                    f"data.vocabularies is 'separate': the model of task {self.config.kind} reads "
+                    "one vocabulary; use 'shared'"
+                )
             add_heads(model, self.config.auxiliary())
             return model
 

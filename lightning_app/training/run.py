@@ -514,8 +514,10 @@ class TrainingRun(PreparedRun):
                 raise UserError(f"{self.folder}: was trained meanwhile; give the command again")
             if self._continues:
                 print(f"{self.folder}: {self._continues}", flush=True)
-        self._prepare_folder()
         steps = steps_asked(self.tree["trainer"], len(self.datamodule.train_dataloader()))
+        for average in self._averages():
+            average.check_steps(steps)
+        self._prepare_folder()
         for warning in schedule_warnings(self.tree["model"]["schedule"], steps):
             rank_zero_warn(warning)
         if any(block.keeps_skip_of_identity for block in blocks):
@@ -690,11 +692,13 @@ class TrainingRun(PreparedRun):
         check_limits(trainer, self.tree["trainer"], self._callbacks())
         metrics = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
         metrics["train/tokens_per_second"] = self.throughput.rate
-        callbacks: list[Any] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
-        for each in callbacks if outcome.name not in ("non_finite", CUT_SHORT) else ():
-            if isinstance(each, LastAverage):
-                metrics |= each.metrics(trainer, model, datamodule)
+        for average in self._averages() if outcome.name not in ("non_finite", CUT_SHORT) else ():
+            metrics |= average.metrics(trainer, model, datamodule)
         self._leave(self._result(outcome, metrics, model, datamodule, started), model, datamodule)
+
+    def _averages(self) -> list[LastAverage]:
+        callbacks: list[Any] = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        return [each for each in callbacks if isinstance(each, LastAverage)]
 
     def _asked(self, datamodule: Any) -> int:
         """The steps that the config asks for, whatever a callback has set; -1 without a limit."""

@@ -386,5 +386,8 @@ def test_each_side_has_the_tokens_of_its_training_lines(write_pairs, text_config
         assert found.ids.tolist() == own.encode(line)
         assert found.ends.tolist() == wanted.ends.tolist()
     assert "source_vocab_size" not in shared.meta
+    file = str(corpus.tokenizer_file)
+    with pytest.raises(UserError, match=r"data\.tokenizer_file: .*: of two languages"):
+        prepare(text_config(root, tokenizer="file", tokenizer_file=file, vocab_size=None))
     with pytest.raises(UserError, match=r"data\.vocabularies is 'separate'"):
         text_config(root, vocabularies="separate", task="causal_lm")

@@ -442,7 +442,6 @@ def test_a_failed_run_counts_as_no_context_whatever_its_last_validation_was() ->
     assert score_of(plan, failed) == 6.0
     assert score_of(plan, {**failed, "status": "ok"}) == 3.0
     assert score_of(replace(plan, metric="val/perplexity"), failed) == math.exp(6.0)
-    assert score_of(replace(plan, metric="average/val/nll"), failed) == 6.0
     without = {**failed, "metrics": {"val/accuracy": None, "val/own": None}}
     assert score_of(replace(plan, metric="val/accuracy", mode="max"), without) == 0.0
     # What a class of a plug-in logs may be below 0: a log-likelihood, for example.

@@ -101,6 +101,8 @@ def test_a_source_with_a_table_of_its_own_equals_one_large_table(float64, preset
         tiny.randomise(model)
     source, target = tiny.sentences()
     target = target.clamp(max=6)
+    model(source, target).sum().backward()
+    assert [name for name, value in model.named_parameters() if value.grad is None] == []
     assert source.max() > 6
     assert isinstance(model, EncoderDecoder)
     check_cached_translation(model, source, target, target.shape[1])

@@ -423,6 +423,25 @@ def test_a_preset_scales_what_a_rule_draws_as_it_scales_that_of_pre_ln() -> None
     assert_orthogonal(block.get_parameter("self_attention.value.weight"))
 
 
+def test_fairseq_draws_feed_forwards_and_biases_as_torch_does() -> None:
+    """Its `TransformerModel` leaves them to `nn.Linear`; its attention draws matrices by Xavier."""
+    model = built("post_ln", kind="encoder_decoder", initial="fairseq", positions="learned")
+    fans = {name: weight.shape for name, weight in model.named_parameters() if weight.ndim == 2}
+    for name, value in model.named_parameters():
+        if "norm" in name or "embedding" in name:
+            continue
+        rows, columns = fans[name.replace("bias", "weight")]
+        bound = columns**-0.5
+        if name.endswith("output.bias"):
+            bound = 0.0
+        elif "attention" in name and name.endswith("weight"):
+            bound = math.sqrt(6 / (rows + columns) / (1 if "output" in name else 2))
+        largest = float(value.detach().abs().max())
+        assert 0.9 * bound <= largest <= bound * (1 + 1e-6), name
+    with pytest.raises(ValueError, match=r"initial_std 0\.03 with initial fairseq"):
+        ArchitectureConfig(initial="fairseq", initial_std=0.03)
+
+
 def test_xavier_is_the_default_and_takes_no_std() -> None:
     torch.manual_seed(3)
     config = ArchitectureConfig(kind="decoder", decoder_depth=1, model_dim=8, num_heads=2)

@@ -320,17 +320,28 @@ class Poison(pl.Callback):
         next(pl_module.parameters()).data.fill_(torch.nan)
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using")  # without checkpoints of its own
 def test_what_has_no_average_of_its_last_weights(tmp_path: Path, cache: str) -> None:
-    """A run that failed, and one that would go on from a sum of other steps."""
+    """A run that failed, and one that goes on from a sum of other steps."""
     failed = run(tmp_path / "failed", cache, LAST)
     failed.trainer.callbacks.append(Poison())  # pyright: ignore[reportAttributeAccessIssue]
     failed.fit()
     assert metrics(tmp_path / "failed").keys() == {"val/nll", "val/accuracy", "val/perplexity"}
     fit(tmp_path / "short", cache, LAST, steps=5)
     begun = tmp_path / "short" / "checkpoints" / "last.ckpt"
-    with pytest.raises(UserError, match=r"LastAverage: .* steps \[5\], .* those of \[1, 3, 5\]"):
-        fit(tmp_path / "long", cache, LAST, checkpoint=begun)
+    for steps, said in (
+        (9, r"steps \[5, 7, 9\], .* of \[7, 9\]"),
+        (5, r"\[3, 5\], .* \[1, 3, 5\]"),
+    ):
+        folder, average = tmp_path / f"to {steps}", LAST if steps == 9 else last(2)
+        more = {} if steps == 9 else {"enable_checkpointing": False}
+        with pytest.warns(UserWarning, match=f"LastAverage: no average: .* {said}"):
+            fit(folder, cache, average, steps=steps, checkpoint=begun, **more)
+        assert not any(name.startswith("average/") for name in metrics(folder))
     fit(tmp_path / "longer", cache, LAST, steps=10, checkpoint=begun)
     assert load(tmp_path / "longer")["callbacks"]["LastAverage"]["added"] == [6, 8, 10]
+    again = {"steps": -1, "max_epochs": 1, "limit_train_batches": 4, "checkpoint": begun}
+    before = (tmp_path / "short" / "result.json").read_bytes()
     with pytest.raises(UserError, match=r"LastAverage: count 3 and every 2 .* found 4"):
-        fit(tmp_path / "epoch", cache, LAST, steps=-1, max_epochs=1, limit_train_batches=4)
+        fit(tmp_path / "short", cache, LAST, **again)
+    assert (tmp_path / "short" / "result.json").read_bytes() == before

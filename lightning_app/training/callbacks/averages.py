@@ -6,6 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loggers.logger import DummyLogger, Logger
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_app.core.errors import UserError
@@ -20,7 +21,8 @@ class LastAverage(pl.Callback):
     k = 0 to n - 1, summed in float32 (in float64 for such weights); buffers are those of the end.
     Vaswani et al. 2017 (1706.03762, section 6.1) average the last 5 or 20 checkpoints. A finite run
     that is not cut short has the average's metrics as ``average/val/nll`` and so on, beside those
-    of its last weights, to which its checkpoints, curves and hypotheses belong.
+    of its last weights, to which its checkpoints, curves and hypotheses belong. A run that goes on
+    from a checkpoint without the sum of earlier weights has none, and warns.
 
     Args:
         every: m, the optimizer steps between two of the averaged weights, 1 or more.
@@ -28,7 +30,7 @@ class LastAverage(pl.Callback):
 
     Raises:
         ValueError: for another number.
-        UserError: if the run has too few steps, or goes on from a checkpoint without their sum.
+        UserError: if the run has too few steps.
     """
 
     def __init__(self, every: int, count: int = 10) -> None:
@@ -36,8 +38,8 @@ class LastAverage(pl.Callback):
             if value < least:
                 raise ValueError(f"{name} {value}: expected {least} or more")
         self.every, self.count = every, count
-        self._due = range(0)
-        self._added: list[int] = []  # steps
+        self._steps = range(0)
+        self._added: list[int] = []
         self._sums: dict[str, Tensor] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -54,23 +56,20 @@ class LastAverage(pl.Callback):
                 f"a run of more than {least} steps, found {total}"
             )
 
+    def _due(self, trainer: pl.Trainer) -> range:
+        total = training_steps(trainer)
+        return range(total - (self.count - 1) * self.every, total + 1, self.every)
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.check_steps(total := training_steps(trainer))
-        self._due = range(total - (self.count - 1) * self.every, total + 1, self.every)
-        before = [step for step in self._due if step <= trainer.global_step]
-        if not before:  # also of a shorter run that goes on
+        self._steps = self._due(trainer)
+        before = [step for step in self._steps if step <= trainer.global_step]
+        if self._added != before:  # of a shorter run that goes on, or of other numbers
             self._added, self._sums = [], {}
-        elif self._added != before:
-            raise UserError(
-                f"trainer.callbacks: LastAverage: needs the weights of steps {before}, and the "
-                f"checkpoint has those of {self._added}; expected a smaller every or count, or a "
-                "run from step 0"
-            )
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
     ) -> None:
-        if (step := trainer.global_step) not in self._due or step in self._added:
+        if (step := trainer.global_step) not in self._steps or step in self._added:
             return
         for name, value in pl_module.named_parameters():
             kind = torch.promote_types(value.dtype, torch.float32)
@@ -78,11 +77,15 @@ class LastAverage(pl.Callback):
         self._added.append(step)
 
     def metrics(self, trainer: pl.Trainer, module: Any, datamodule: Any) -> dict[str, float]:
-        """Return the metrics of the average by tag; none without all n weights.
+        """Return the metrics of the average by tag; none, with a warning, without all n weights.
 
         All else stays as the last weights left it: the module, its task, curves, metrics.
         """
-        if len(self._added) < self.count:
+        if self._added != (due := [*self._due(trainer)]):
+            rank_zero_warn(
+                f"trainer.callbacks: LastAverage: no average: it needs the weights of steps {due}, "
+                f"and has those of {self._added}"
+            )
             return {}
         last = {name: value.detach().clone() for name, value in module.named_parameters()}
         kept = module.objective, module.validation_parts, trainer.loggers
