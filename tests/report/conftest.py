@@ -47,34 +47,22 @@ BASE: dict[str, Any] = {
     "model": {
         "block": {"preset": "post_ln"},
         "architecture": {
-            "kind": "encoder_decoder",
-            "encoder_depth": 3,
-            "decoder_depth": 3,
-            "model_dim": 64,
-            "ff_dim": 128,
-            "num_heads": 4,
-            "dropout": 0.0,
+            **{"kind": "encoder_decoder", "encoder_depth": 3, "decoder_depth": 3},
+            **{"model_dim": 64, "ff_dim": 128, "num_heads": 4, "dropout": 0.0},
         },
         "objective": {"kind": "translation", "label_smoothing": 0.1, "evaluate_test": False},
         "optimizer": {"kind": "adam", "lr": 0.004},
         "schedule": {
-            "kind": "inverse_sqrt",
-            "warmup_steps": 60,
-            "coupling": "decoupled",
-            "reference_steps": 60,
+            **{"kind": "inverse_sqrt", "coupling": "decoupled"},
+            **{"warmup_steps": 60, "reference_steps": 60},
         },
     },
     "data": {"name": "synthetic", "tokens_per_batch": 1024},
 }
 DEMO = {SEED: [1, 2, 3, 4, 5], PRESET: ["post_ln", "pre_ln", "sas"], WARMUP: [0, 60]}
-DATA = {
-    "name": "synthetic",
-    "protocol": "built-in grammar, seed 0",
-    "sizes": {"train": 30000, "valid": 500, "test": 500},
-    "vocab_size": 900,
-    "tokenizer_sha256": "0" * 64,
-    "digest": "1" * 64,
-}
+DATA: dict[str, Any] = {"name": "synthetic", "protocol": "built-in grammar, seed 0"}
+DATA |= {"sizes": {"train": 30000, "valid": 500, "test": 500}, "vocab_size": 900}
+DATA |= {"tokenizer_sha256": "0" * 64, "digest": "1" * 64}
 
 Outcome = float | str | None  # final val/nll (stalled near the entropy), a state, or not finite
 
@@ -108,27 +96,12 @@ class FakeGrid:
             self.cells.append({"id": digest, "name": name, "axes": point})
         if sensitivity is None:
             sensitivity = {"reference_warmup": 60, "baseline": "pre_ln"}
-        grid = {
-            "name": folder.name,
-            "question": question,
-            "base_config": base,
-            "axes": axes,
-            "exclude": [],
-            "metric": {"name": "val/nll", "mode": "min"},
-            "sensitivity": sensitivity,
-        }
-        plan = {
-            "schema": 2,
-            "name": folder.name,
-            "hash": "abcd",
-            "made_from": "abcd",
-            "metric": "val/nll",
-            "mode": "min",
-            "data": [],
-            "axes": axes,
-            "excluded": 0,
-            "cells": self.cells,
-        }
+        grid = {"name": folder.name, "question": question, "base_config": base, "axes": axes}
+        grid |= {"exclude": [], "metric": {"name": "val/nll", "mode": "min"}}
+        grid |= {"sensitivity": sensitivity}
+        plan = {"schema": 2, "name": folder.name, "hash": "abcd", "made_from": "abcd", "data": []}
+        plan |= {"metric": "val/nll", "mode": "min", "axes": axes, "excluded": 0}
+        plan |= {"cells": self.cells}
         folder.mkdir(parents=True)
         grid = json.loads(json.dumps(grid))
         (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False), encoding="utf-8")
@@ -165,8 +138,7 @@ class FakeGrid:
 
     def prune(self, *cells: int) -> None:
         """Name a pruner in the grid file, and end these cells by it."""
-        path = self.folder / "grid.yaml"
-        path.write_text(f"{path.read_text()}pruner: median\n", encoding="utf-8")
+        change(self, pruner="median")
         for number in cells:
             run = self.run(self.cells[number])
             (run / "result.json").unlink(missing_ok=True)
@@ -200,9 +172,8 @@ class FakeGrid:
                 row = {"epoch": 0, "step": step, "train/nll": value, "train/loss": value + 0.3}
                 writer.writerow({**row, "train/grad_norm": 1 / step, "train/lr": 0.004})
                 if step % 50 == 0:
-                    writer.writerow(
-                        {"epoch": 0, "step": step, "val/nll": value if step < 200 else end}
-                    )
+                    last = value if step < 200 else end
+                    writer.writerow({"epoch": 0, "step": step, "val/nll": last})
 
     def result(self, run: Path, cell: Mapping[str, Any], loss: float | None) -> None:
         diverged = loss is None or loss >= ENTROPY - 0.05
@@ -221,19 +192,10 @@ class FakeGrid:
                 "train/tokens_per_second": 21000.0,
                 **self.metrics,
             },
-            "unigram_entropy": ENTROPY,
-            "steps": 200,
-            "tokens": 204800,
-            "parameters": 251904,
-            "seconds": 9.75,
-            "device": "cpu",
-            "precision": "32-true",
+            **{"unigram_entropy": ENTROPY, "steps": 200, "tokens": 204800, "parameters": 251904},
+            **{"seconds": 9.75, "device": "cpu", "precision": "32-true", "data": DATA},
             "versions": {"torch": "2.13.0", "lightning": "2.6.6", "lightning_app": "0.1.0"},
-            "data": DATA,
-            "sacrebleu_signature": None,
-            "attempt": 1,
-            "started": STARTED,
-            "finished": FINISHED,
+            **{"sacrebleu_signature": None, "attempt": 1, "started": STARTED, "finished": FINISHED},
         }
         (run / "result.json").write_text(json.dumps(record), encoding="utf-8")
 
@@ -305,22 +267,14 @@ def written(grid: GridResults, out: Path | None = None) -> Path:
     return out
 
 
-def arm(
-    centre: float,
-    half: float,
-    count: int = 5,
-    *,
-    name: str = "v",
-    score: str = "tuned",
-    **more: Any,
-) -> Score:
+def arm(centre: float, half: float, count: int = 5, *, name: str = "v", **more: Any) -> Score:
     """A score whose 95 % interval is `centre +- half`; without an interval if half is 0."""
     places = np.arange(count) - (count - 1) / 2
     unit = stats.t.ppf(0.975, count - 1) * stats.sem(places) if count > 1 else 1.0
     values = (centre + half / unit * places).tolist()
     low, high, p = t_interval(values)
     return Score(
-        **{"group": "all", "lr": math.nan, "variant": name, "score": score, "inner": True}
+        **{"group": "all", "lr": math.nan, "variant": name, "score": "tuned", "inner": True}
         | {"tried": (4, 4), **more},
         **{"estimate": centre, "low": low, "high": high, "p": p if count > 2 else math.nan},
         **{"seeds": count, "values": tuple(enumerate(values))},
@@ -345,9 +299,7 @@ def one_sentence(text: str) -> str:
 def make_grid(tmp_path: Path) -> Callable[..., FakeGrid]:
     """`make_grid(outcome, axes, ...)` writes a grid folder named `demo` and returns it."""
 
-    def make(
-        outcome: Callable[[Mapping[str, Any]], Outcome], *args: Any, **kwargs: Any
-    ) -> FakeGrid:
+    def make(outcome: Any, *args: Any, **kwargs: Any) -> FakeGrid:
         return FakeGrid(tmp_path / kwargs.pop("name", "demo"), outcome, *args, **kwargs)
 
     return make

@@ -5,9 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tests.report.conftest import BASE, PRESET, SEED, WARMUP, FakeGrid
+from tests.report.conftest import BASE, PRESET, SEED, WARMUP, FakeGrid, change
 
 CORRECTED = "model.optimizer.bias_correction"
 CORPUS = "data.name"
@@ -57,14 +55,11 @@ def glue_grid(
 
     `file` has more keys of the grid file.
     """
-    sensitivity = {"reference_warmup": 60, "baseline": "post_ln"}
-    fake = FakeGrid(
-        folder, lambda _: 0.5, axes, base=GLUE_BASE, sensitivity=sensitivity, curves=False
-    )
-    for cell in fake.cells:
-        path = fake.run(cell) / "result.json"
-        record = json.loads(path.read_text())
-        found = dict(scores(cell["axes"]))
+    asks = {"reference_warmup": 60, "baseline": "post_ln"}
+    fake = FakeGrid(folder, lambda _: 0.5, axes, base=GLUE_BASE, sensitivity=asks, curves=False)
+
+    def reports(at: Mapping[str, Any], record: dict[str, Any]) -> None:
+        found = dict(scores(at))
         loss = found["val/nll"]
         bad = loss is None or loss >= ENTROPY - 0.05
         record |= {"metrics": found, "unigram_entropy": ENTROPY}
@@ -74,9 +69,9 @@ def glue_grid(
             record["outcome"] = "non_finite" if loss is None else "stalled"
             rule = "val/nll is not finite" if loss is None else "val/nll >= floor - 0.05"
             record["diverged"] = {"step": 200, "rule": rule, "last_finite_loss": loss}
-        corpus = cell["axes"].get(CORPUS, "rte")
+        corpus = at.get(CORPUS, "rte")
         record["data"] = record["data"] | {"name": corpus, "protocol": f"GLUE {corpus}"}
-        path.write_text(json.dumps(record))
-    path = folder / "grid.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | file, sort_keys=False))
+
+    fake.rewrite(reports)
+    change(fake, **file)
     return folder

@@ -18,6 +18,7 @@ from scipy import stats
 
 from lightning_app.api.runs import RunResult
 from lightning_app.config.rules import COMPARE, GridSubject, check_rules
+from lightning_app.config.tree import PRESET, SEED, WARMUP
 from lightning_app.core.errors import UserError
 from lightning_app.grids.plan import score_of
 from lightning_app.report.comparisons import (
@@ -38,18 +39,7 @@ from lightning_app.report.results import GridResults, read_results
 from lightning_app.report.tasks import MOST_TESTS, bleu_scores
 from lightning_app.report.tensorboard import IndexedGrid, final_metrics, metric_tags
 from lightning_app.report.warmup import sensitivity_scores
-from tests.report.conftest import (
-    BASE,
-    PRESET,
-    SEED,
-    WARMUP,
-    change,
-    keep,
-    messages,
-    one_sentence,
-    shown,
-    write_report,
-)
+from tests.report.conftest import BASE, change, keep, messages, one_sentence, shown, write_report
 from tests.told import told
 
 WIDTH = "model.architecture.model_dim"
@@ -195,6 +185,7 @@ TEXT["model"]["objective"] |= {"kind": "causal_lm"}
 TEXT["data"] |= {"name": "text", "tokenizer": "word", "window": 16}
 THREE = {SEED: [1, 2, 3, 4]}
 UNLIKE = "not comparable"
+BEAM, MINE = "model.objective.beam", "model.init_args.mine"
 
 
 def bits(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
@@ -244,30 +235,31 @@ def test_bits_per_byte_take_the_place_of_nats_of_two_tokenizers(make_grid: Any) 
         ("trainer.limit_val_batches", [None, 0.5]),
         ("data.evaluation_stride", [None, 4]),
         ("model.block.memory.evaluation_length", [16, 64]),
+        (BEAM, [1, 4]),
     ],
 )
 def test_losses_that_count_other_things_have_no_label(make_grid: Any, axis: str, values) -> None:
-    _, grid = unlike_grid(make_grid, {axis: values}, compare={axis: values[0]})
+    base = BASE if axis == BEAM else TEXT
+    _, grid = unlike_grid(make_grid, {axis: values}, base=base, compare={axis: values[0]})
     (row,) = comparisons(grid)
-    assert (row.reading, row.seeds, row.comparable) == (UNLIKE, 0, False)
+    assert (row.reading, row.metric, row.seeds) == (UNLIKE, "val/nll", 0)
+    assert not row.comparable
+    assert axis != BEAM or "evaluation" in row.note
     assert axis in row.why_unlike
     assert axis != TOKENIZER or "of another tokenizer" in row.budget
     assert answer(grid, []) == ""
     assert comparison_document(row)["reading"] == UNLIKE
-    assert any(axis in text for text in urgent(grid))
+    assert any(axis in text for text in urgent(grid)) == (axis != BEAM)
     assert np.isnan(compare_axis(grid, axis, values[0])["estimate"].to_numpy()).all()
 
 
-def test_an_axis_of_the_evaluation_is_no_treatment(make_grid: Any) -> None:
-    axis = "model.objective.beam"
-    _, grid = unlike_grid(make_grid, {axis: [1, 4]}, base=BASE, compare={axis: 1})
-    (row,) = comparisons(grid)
-    assert (row.reading, row.metric, row.seeds) == (UNLIKE, "val/nll", 0)
-    assert "evaluation" in row.note
-
-
-def test_a_text_of_another_size_is_seen_in_the_results(make_grid: Any) -> None:
+def test_bytes_are_counted_for_unlike_tokens_and_a_text_of_another_size_seen(make_grid) -> None:
     """The tokens of char are all of the text; those of word leave out every second space."""
+
+    def spelled(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
+        nll = record["metrics"]["val/nll"]
+        size = 4 if axes[TOKENIZER] == "word" else 1
+        record["metrics"]["val/bits_per_byte"] = nll / math.log(2) / size
 
     def sized(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
         bits(axes, record)
@@ -276,7 +268,11 @@ def test_a_text_of_another_size_is_seen_in_the_results(make_grid: Any) -> None:
         nll = record["metrics"]["val/bits_per_byte"] * math.log(2) * size
         record["validation_parts"] = {"nll": [nll / 4, 3 * nll / 4], "tokens": [30, 90]}
 
-    fake, _ = unlike_grid(make_grid, {TOKENIZER: ["word", "char"]})
+    fake, _ = unlike_grid(make_grid, {TOKENIZER: ["char", "word"]})
+    fake.rewrite(spelled)
+    (row,) = comparisons(read(fake, compare={TOKENIZER: "char"}))
+    assert row.tokens_ratio == pytest.approx(4)
+    assert "4 times the bytes" in row.budget
     fake.rewrite(sized)
     (row,) = comparisons(read_results(fake.folder))
     assert (row.reading, row.metric) == (UNLIKE, "val/nll")
@@ -299,10 +295,14 @@ def test_vocabularies_of_parents_tell_parts_of_a_split_apart(make_grid: Any, lim
     assert ("the size of the vocabulary is" in row.why_unlike) == (limit is not None)
 
 
-def test_a_floor_tells_losses_apart_that_the_config_does_not(make_grid: Any) -> None:
-    axis = "model.init_args.mine"
-    fake, _ = unlike_grid(make_grid, {axis: [1, 2]})
-    fake.rewrite(lambda axes, of: of.update(unigram_entropy=4.0 + 0.1 * axes[axis]))
+def test_an_early_end_is_no_smaller_budget_and_a_floor_tells_losses_apart(make_grid: Any) -> None:
+    fake, _ = unlike_grid(make_grid, {MINE: [1, 2]})
+    fake.end(fake.cells[1], None)  # of seed 1 and value 2
+    fake.rewrite(lambda axes, of: of.update(tokens=10 if of["diverged"] else 1000))
+    (row,) = comparisons(read(fake, compare={MINE: 1}))
+    assert (row.tokens_ratio, row.budget) == (1.0, "")
+    fake.end(fake.cells[1], nats(fake.cells[1]["axes"]))
+    fake.rewrite(lambda axes, of: of.update(unigram_entropy=4.0 + 0.1 * axes[MINE]))
     (row,) = comparisons(read_results(fake.folder))
     assert row.reading == UNLIKE
     assert "4.1 and 4.2" in row.why_unlike.replace("4.2 and 4.1", "4.1 and 4.2")
@@ -327,10 +327,9 @@ def test_spreads_of_two_rulers_are_not_pooled(make_grid: Any) -> None:
     ("ratio", "said"), [(5.8, "5.8 times the tokens"), (0.5, "0.5 times the tokens"), (1.04, "")]
 )
 def test_what_runs_have_read_stands_beside_a_label(make_grid: Any, ratio: float, said: str) -> None:
-    axis = "model.init_args.mine"
-    fake, _ = unlike_grid(make_grid, {axis: [1, 2]})
-    fake.rewrite(lambda axes, of: of.update(tokens=round(10000 * ratio ** (axes[axis] - 1))))
-    grid = read(fake, compare={axis: 1})
+    fake, _ = unlike_grid(make_grid, {MINE: [1, 2]})
+    fake.rewrite(lambda axes, of: of.update(tokens=round(10000 * ratio ** (axes[MINE] - 1))))
+    grid = read(fake, compare={MINE: 1})
     (row,) = comparisons(grid)
     assert row.comparable
     assert row.tokens_ratio == pytest.approx(ratio)
@@ -340,28 +339,6 @@ def test_what_runs_have_read_stands_beside_a_label(make_grid: Any, ratio: float,
     assert (cautioned is not None) == bool(said)
     assert cautioned is None or said in cautioned["values"]
     assert comparison_document(row)["budget"] == row.budget
-
-
-def test_runs_that_ended_early_are_no_smaller_budget(make_grid: Any) -> None:
-    axis = "model.init_args.mine"
-    fake, _ = unlike_grid(make_grid, {axis: [1, 2]})
-    fake.end(fake.cells[1], None)  # of seed 1 and value 2
-    fake.rewrite(lambda axes, of: of.update(tokens=10 if of["diverged"] else 1000))
-    (row,) = comparisons(read(fake, compare={axis: 1}))
-    assert (row.tokens_ratio, row.budget) == (1.0, "")
-
-
-def test_bytes_are_counted_where_tokens_are_unlike(make_grid: Any) -> None:
-    def spelled(axes: Mapping[str, Any], record: dict[str, Any]) -> None:
-        nll = record["metrics"]["val/nll"]
-        size = 4 if axes[TOKENIZER] == "word" else 1
-        record["metrics"]["val/bits_per_byte"] = nll / math.log(2) / size
-
-    fake, _ = unlike_grid(make_grid, {TOKENIZER: ["char", "word"]})
-    fake.rewrite(spelled)
-    (row,) = comparisons(read(fake, compare={TOKENIZER: "char"}))
-    assert row.tokens_ratio == pytest.approx(4)
-    assert "4 times the bytes" in row.budget
 
 
 def following(fake: Any, key: str, values: Mapping[str, Any], **changes: Any) -> GridResults:
@@ -387,20 +364,16 @@ def test_an_axis_that_follows_from_the_variant_makes_groups_where_losses_are_unl
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_follows_from_a_compared_axis_stands_beside_the_comparison(make_grid, fails) -> None:
-    axes = {PRESET: ["pre_ln", "post_ln", "sas"], **THREE}
-    fake = make_grid(
-        lambda of: None if fails and of[PRESET] == "post_ln" else nats({WIDTH: 64, **of}),
-        axes,
-        curves=False,
-    )
+    def loss(axes: Mapping[str, Any]) -> float | None:
+        return None if fails and axes[PRESET] == "post_ln" else nats(axes)
+
+    fake = make_grid(loss, {PRESET: ["pre_ln", "post_ln", "sas"], **THREE}, curves=False)
     rates = {"pre_ln": 1e-2, "post_ln": 1e-4, "sas": 1e-2}
     grid = following(fake, "model.optimizer.lr", rates, compare={PRESET: "pre_ln"})
     rows = {row.value: row for row in comparisons(grid)}
     own = "has model.optimizer.lr 0.0001 instead of 0.01"
-    assert {value: comparison_document(row)["follows"] for value, row in rows.items()} == {
-        "post_ln": own,
-        "sas": "",
-    }
+    follows = {value: comparison_document(row)["follows"] for value, row in rows.items()}
+    assert follows == {"post_ln": own, "sas": ""}
     page = write_report(fake.folder, figures=False).read_text(encoding="utf-8")
     both = "model.optimizer.lr 0.01 with pre_ln and 0.0001 with post_ln"
     assert page.count(both) == 2

@@ -233,6 +233,5 @@ def test_what_can_change_all_runs_is_shown(make_grid):
 
 
 def test_a_p_value_shows_its_side_of_the_level() -> None:
-    assert [p_value(p) for p in (0.0499, 0.0502, 0.05, 0.0004, 0.2)] == [
-        *("0.0499", "0.0502", "0.050", "< 0.001", "0.200")
-    ]
+    shown = [p_value(p) for p in (0.0499, 0.0502, 0.05, 0.0004, 0.2)]
+    assert shown == ["0.0499", "0.0502", "0.050", "< 0.001", "0.200"]

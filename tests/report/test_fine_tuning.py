@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from lightning_app.config.tree import RATE
+from lightning_app.config.tree import PRESET, RATE, SEED, WARMUP
 from lightning_app.report.comparisons import BETTER, WORSE, by_metric, compare_axis, comparisons
 from lightning_app.report.figures.need import scores_by_task
 from lightning_app.report.figures.sheet import Part
@@ -40,9 +40,6 @@ from tests.report.glue_grid import (
     FLOOR,
     GLUE_BASE,
     MAJORITY,
-    PRESET,
-    SEED,
-    WARMUP,
     Scores,
     constant,
     glue_grid,
@@ -195,16 +192,13 @@ def test_failures_are_compared_by_whole_seeds_and_cautions_come_first(grid: Grid
 
 
 def test_a_test_of_failed_runs_takes_the_seeds_that_have_finished(tmp_path: Path) -> None:
-    def scores(axes: Mapping[str, Any]) -> Scores:
-        return learned("rte", 0.6 + axes[SEED] / 100) if axes[WARMUP] else constant("rte")
-
-    axes = {SEED: [1, 2, 3, 4, 5], CORPUS: ["rte"], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
-    folder = glue_grid(tmp_path / "demo", scores, axes)
-    grid = read_results(folder)
-    cell = next(c for c in grid.cells if (c.variant, c.warmup, c.seed) == ("pre_ln", 60, 5))
+    presets = ["post_ln", "pre_ln"]
+    axes = {**AXES, CORPUS: ["rte"], PRESET: presets}
+    folder = glue_grid(tmp_path / "demo", lambda at: fails_bare(at, presets), axes)
+    cells = read_results(folder).cells
+    cell = next(c for c in cells if (c.variant, c.warmup, c.seed) == ("pre_ln", 60, 5))
     (cell.run.folder.path / "result.json").unlink()
-    grid = read_results(folder)
-    whole, part = failure_tests(grid)
+    whole, part = failure_tests(read_results(folder))
     assert (part.variant, part.runs, part.baseline_runs) == ("pre_ln", 4, 5)
     assert (part.p, part.p_holm) == pytest.approx((1 / 126, 2 / 126))
     assert (whole.p, whole.p_holm) == pytest.approx((2 / 252, 2 * 2 / 252))
@@ -212,11 +206,9 @@ def test_a_test_of_failed_runs_takes_the_seeds_that_have_finished(tmp_path: Path
 
 def test_an_axis_of_compare_has_its_own_test(tmp_path: Path) -> None:
     def scores(axes: Mapping[str, Any]) -> Scores:
-        lost = not axes[CORRECTED] and axes[WARMUP] == 0
-        return constant("rte") if lost else learned("rte", 0.6 + axes[SEED] / 100)
+        return fails_bare(axes, () if axes[CORRECTED] else ("post_ln",))
 
-    axes = {SEED: [1, 2, 3, 4, 5], CORPUS: ["rte"], PRESET: ["post_ln"], WARMUP: [0, 60]}
-    axes[CORRECTED] = [True, False]
+    axes = {**TWO_SETTINGS, CORPUS: ["rte"]}
     folder = glue_grid(tmp_path / "demo", scores, axes, compare={CORRECTED: True})
     warmup, correction = failure_tests(read_results(folder))
     # One stratum has 5 of 5 against 0 of 5: 1 / C(10, 5) at either end.

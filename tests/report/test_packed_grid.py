@@ -101,8 +101,8 @@ def test_a_folder_is_that_of_a_study_with_the_same_results(runs, study, tmp_path
     assert "204801" in result.read_text()
 
 
-def holding(name: str) -> Callable[[Path], None]:
-    return lambda path: repacked(path, lambda texts: texts.update({name: b""}))
+def holding(name: str, text: bytes = b"") -> Callable[[Path], None]:
+    return lambda path: repacked(path, lambda texts: texts.update({name: text}))
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,11 @@ def holding(name: str) -> Callable[[Path], None]:
         (lambda p: changed(p, lambda of: of["cells"][0].update(name="../../out")), "the name of"),
         (lambda path: changed(path, lambda plan: plan.update(name="../out")), "name: expected"),
         (lambda path: changed(path, lambda plan: plan.update(schema=99)), "newer version"),
+        (holding("grid.yaml", b" " * 2**21), "holds more than 1 MiB"),
     ],
 )
-def test_a_file_that_is_no_whole_grid_is_refused(study: Path, tmp_path, damage, message) -> None:
+def test_a_wrong_or_too_large_archive_is_refused(study, tmp_path, monkeypatch, damage, message):
+    monkeypatch.setattr(packed, "_LARGEST", 2**20)
     damage(study / PACKED)
     with pytest.raises(UserError, match=message):
         unpack(study / PACKED, tmp_path / "elsewhere")
@@ -176,21 +178,7 @@ def seal_all(runs: Path) -> None:
     plan.write_text(json.dumps(with_seal(json.loads(plan.read_text()), digests)))
 
 
-def test_seals_survive_publishing_restoring_and_publishing_again(runs: Path, tmp_path) -> None:
-    seal_all(runs)
-    grid = read_results(runs)
-    publish(grid, tmp_path / "study")
-    unpack(tmp_path / "study" / PACKED, runs.parent)  # beside the runs that it comes from
-    restored = read_results(unpack(tmp_path / "study" / PACKED, tmp_path / "there").path)
-    one, two = ({c.name: c.state for c in of.cells if c.finished} for of in (grid, restored))
-    assert one == two
-    assert all(is_sealed(cell.record) for cell in restored.finished)
-    publish(restored, tmp_path / "again")
-    again = read_results(unpack(tmp_path / "again" / PACKED, tmp_path / "elsewhere").path)
-    assert [cell.record for cell in again.cells] == [cell.record for cell in restored.cells]
-
-
-def test_no_folder_of_a_command_is_published(runs: Path, tmp_path: Path) -> None:
+def test_seals_survive_publishing_and_folders_of_commands_are_left_out(runs: Path, tmp_path):
     words = ["ablate", "run", "/home/me/grid.yaml", "--data.root=/mnt/a b/corpus", "a/b.yaml"]
     words.append('--logger={"dir": "/home/me/logs", "url": "http://a/b"}')
     for path in runs.glob("runs/*/result.json"):
@@ -199,16 +187,23 @@ def test_no_folder_of_a_command_is_published(runs: Path, tmp_path: Path) -> None
         path.write_text(json.dumps(tree))
         path.with_name("env.json").write_text(json.dumps({"provenance": {"command": words}}))
     seal_all(runs)
-    publish(read_results(runs), tmp_path / "study")
+    grid = read_results(runs)
+    publish(grid, tmp_path / "study")
     assert unpack(tmp_path / "study" / PACKED, runs.parent).path == runs  # that it comes from
-    restored = unpack(tmp_path / "study" / PACKED, tmp_path / "there").path
+    there = unpack(tmp_path / "study" / PACKED, tmp_path / "there").path
+    restored = read_results(there)
+    one, two = ({c.name: c.state for c in of.cells if c.finished} for of in (grid, restored))
+    assert one == two
+    assert all(is_sealed(cell.record) for cell in restored.finished)
     shown = ["ablate", "run", "grid.yaml", "--data.root=corpus", "a/b.yaml"]
     shown.append('--logger={"dir": "logs", "url": "http://a/b"}')
     for name in ("result.json", "env.json"):
-        records = [json.loads(path.read_text()) for path in restored.glob(f"runs/*/{name}")]
+        records = [json.loads(path.read_text()) for path in there.glob(f"runs/*/{name}")]
         assert [tree["provenance"]["command"] for tree in records] == [shown] * len(records)
         assert records
-    assert all(is_sealed(cell.record) for cell in read_results(restored).finished)
+    publish(restored, tmp_path / "again")
+    again = read_results(unpack(tmp_path / "again" / PACKED, tmp_path / "elsewhere").path)
+    assert [cell.record for cell in again.cells] == [cell.record for cell in restored.cells]
 
 
 def test_an_edited_grid_file_or_plan_of_sealed_results_is_refused(runs: Path) -> None:
@@ -237,8 +232,7 @@ def test_an_edited_cell_of_a_published_study_is_damaged(runs: Path, tmp_path: Pa
     for config in runs.glob("runs/*"):
         (config / "env.json").write_text('{"threads": 1}')
     seal_all(runs)
-    grid = read_results(runs)
-    publish(grid, tmp_path / "study")
+    publish(read_results(runs), tmp_path / "study")
     path = tmp_path / "study" / PACKED
     texts = texts_of(path)
     where = next(of for of, text in texts.items() if of.endswith(name) and re.search(rb"\d", text))
@@ -253,25 +247,15 @@ def test_an_edited_cell_of_a_published_study_is_damaged(runs: Path, tmp_path: Pa
         assert damaged[0].result is None
 
 
-def test_an_archive_beyond_the_limit_is_refused(study: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(packed, "_LARGEST", 2**20)
-    repacked(study / PACKED, lambda texts: texts.update({"grid.yaml": b" " * 2**21}))
-    with pytest.raises(UserError, match="holds more than 1 MiB"):
-        unpack(study / PACKED, tmp_path / "there")
-    assert not (tmp_path / "there").exists()
-
-
 def test_a_study_and_a_grid_of_its_name_are_not_mixed(runs, study, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs, tmp_path / "experiments" / study.name)
-    with (
-        pytest.raises(UserError, match=r"is the published"),
-        found_results(study.name, Path("experiments")),
-    ):
+    here = Path("experiments")
+    with pytest.raises(UserError, match=r"is the published"), found_results(study.name, here):
         pass
-    with found_results(Path("experiments") / study.name, Path("experiments")) as found:
+    with found_results(here / study.name, here) as found:
         assert not found.restored
-    with found_results(study, Path("experiments")) as found:
+    with found_results(study, here) as found:
         assert found.restored
 
 

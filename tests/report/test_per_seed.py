@@ -27,11 +27,8 @@ from lightning_app.report.warmup import sensitivity_scores
 from tests.report.conftest import PRESET, RATE, SEED, WARMUP, FakeGrid, change, keep, write_report
 
 LOW, HIGH, TRIALS = 0.001, 0.016, 4
-SEARCH: dict[str, Any] = {
-    "per": "seed",
-    "fields": {RATE: {"low": LOW, "high": HIGH, "log": True}},
-    "trials": TRIALS,
-}
+FIELDS = {RATE: {"low": LOW, "high": HIGH, "log": True}}
+SEARCH: dict[str, Any] = {"per": "seed", "fields": FIELDS, "trials": TRIALS}
 BASE = {"seed_everything": 1, "data": {"name": "synthetic"}}
 AXES = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: 3}
 
@@ -93,14 +90,9 @@ def test_a_sampler_of_optuna_asks_for_each_seed_apart(tmp_path: Path, sampler: s
             bad = 0.1 * (cell[PRESET] == "post_ln") * cell[SEED]
             known[canonical(cell)] = TrialScore(3.0 + bad + abs(math.log2(cell[RATE] / 0.004)))
     arms = search_arms(spec, list(combinations(spec)), known)
-    trials = {
-        (arm.name[PRESET], arm.name[WARMUP], arm.name[SEED]): [
-            values[RATE] for of in arm.rounds for values in of
-        ]
-        for arm in arms
-    }
-    assert {len(of) for of in trials.values()} == {TRIALS}
-    assert len({tuple(of[:2]) for of in trials.values()}) == 3  # alike in all arms of a seed
+    trials = [[values[RATE] for of in arm.rounds for values in of] for arm in arms]
+    assert {len(of) for of in trials} == {TRIALS}
+    assert len({tuple(of[:2]) for of in trials}) == 3  # alike in all arms of a seed
 
 
 def loss(at: Mapping[str, Any]) -> float | None:
@@ -144,13 +136,8 @@ def test_the_best_of_each_seed_and_the_mean_over_its_rates(studies: FakeGrid) ->
         assert tuned.tried == (TRIALS, TRIALS)
         assert [value for _, value in mean.values] == pytest.approx(apart)
         assert ("too narrow" in mean.note) == (variant == "post_ln")  # where runs failed
-        shifts = [
-            math.log2(
-                rates(s)[ends[60, s].index(min(ends[60, s]))]
-                / rates(s)[ends[0, s].index(min(ends[0, s]))]
-            )
-            for s in range(1, 6)
-        ]
+        chosen = {at: rates(at[1])[of.index(min(of))] for at, of in ends.items()}
+        shifts = [math.log2(chosen[60, s] / chosen[0, s]) for s in range(1, 6)]
         assert [v for _, v in scores[variant, "rate_shift"].values] == pytest.approx(shifts)
         failed = [sum(end == 4.5 for s in range(1, 6) for end in ends[w, s]) for w in (0, 60)]
         stalls = scores[variant, "stall_difference"]
@@ -161,7 +148,21 @@ def test_the_best_of_each_seed_and_the_mean_over_its_rates(studies: FakeGrid) ->
     assert "four trials" in answer(grid, sensitivity_scores(grid))
 
 
-def test_a_crashed_trial_drops_its_seed(studies: FakeGrid, oracle) -> None:
+def test_the_best_trials_are_compared_and_a_crashed_one_drops_its_seed(studies, oracle) -> None:
+    grid = read_results(studies.folder)
+    rows = comparisons(grid, {PRESET: "pre_ln"})
+    assert [row.seeds for row in rows] == [5, 5]
+    for row, warmup in zip(rows, (0, 60), strict=True):
+        post, pre = (
+            [min(ends_of(variant, warmup, seed)) for seed in range(1, 6)]
+            for variant in ("post_ln", "pre_ln")
+        )
+        assert row.estimate == pytest.approx(fmean(post) - fmean(pre))
+    assert len(by_metric(grid)) == 4
+    assert {arm.runs for arm in by_metric(grid)} == {5}
+    with pytest.raises(UserError, match="each seed"):
+        compare_axis(grid, RATE, grid.axes[RATE][0])
+
     wanted = {SEED: 2, PRESET: "pre_ln", WARMUP: 0, RATE: rates(2)[1]}
     cell = next(cell for cell in studies.cells if cell["axes"] == wanted)
     (studies.run(cell) / "result.json").unlink()
@@ -178,30 +179,9 @@ def test_a_crashed_trial_drops_its_seed(studies: FakeGrid, oracle) -> None:
     assert oracle.check(page.parent) == []
 
 
-def test_the_best_trial_of_each_seed_is_compared_by_the_metric(studies: FakeGrid) -> None:
-    grid = read_results(studies.folder)
-    rows = comparisons(grid, {PRESET: "pre_ln"})
-    assert [row.seeds for row in rows] == [5, 5]
-    for row, warmup in zip(rows, (0, 60), strict=True):
-        post, pre = (
-            [min(ends_of(variant, warmup, seed)) for seed in range(1, 6)]
-            for variant in ("post_ln", "pre_ln")
-        )
-        wanted = fmean(post) - fmean(pre)
-        assert row.estimate == pytest.approx(wanted)
-    assert len(by_metric(grid)) == 4
-    assert {arm.runs for arm in by_metric(grid)} == {5}
-    with pytest.raises(UserError, match="each seed"):
-        compare_axis(grid, RATE, grid.axes[RATE][0])
-
-
 UNTIL = {"half_width": 0.05, "most_seeds": 20}
-STARTS: dict[str, Any] = {
-    "axes": {**AXES, SEED: 5},
-    "until": UNTIL,
-    "sensitivity": {"reference_warmup": 60},
-    "metric": {"name": "val/nll", "mode": "min"},
-}
+STARTS: dict[str, Any] = {"axes": {**AXES, SEED: 5}, "until": UNTIL}
+STARTS |= {"sensitivity": {"reference_warmup": 60}, "metric": {"name": "val/nll", "mode": "min"}}
 
 
 def seeds_run(spec: Any, score: Any) -> list[int]:
@@ -227,20 +207,17 @@ def test_seeds_are_added_by_precision(tmp_path: Path, noise: float) -> None:
         place = [*map(int, arm), seed, round(1e7 * cell[RATE])]
         return 3 + float(np.random.default_rng(place).normal(0, noise))
 
+    def best(preset: str, warmup: int, seed: int) -> float:
+        at = {PRESET: preset, WARMUP: warmup}
+        return min(end({**at, RATE: rate}, seed) for rate in rates(seed))
+
     spec = spec_of(tmp_path, **STARTS)
     found = seeds_run(spec, lambda cell: TrialScore(end(cell, cell[SEED])))
     widths = {}
     for count in range(5, 21):
         half = []
         for preset in ("post_ln", "pre_ln"):
-            best = [
-                [
-                    min(end({PRESET: preset, WARMUP: w, RATE: r}, s) for r in rates(s))
-                    for s in range(1, count + 1)
-                ]
-                for w in (0, 60)
-            ]
-            saved = np.subtract(best[0], best[1])
+            saved = [best(preset, 0, s) - best(preset, 60, s) for s in range(1, count + 1)]
             half.append(stats.t.ppf(0.985, count - 1) * stats.sem(saved))
         widths[count] = max(half)
     wanted_count = next((count for count in widths if widths[count] <= 0.05), 20)
@@ -267,7 +244,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (searched(per="arm", trials=None, budget=40, sampler="stratified"), "search: sampler"),
     (searched(sampler="grid", trials=0), "search: trials"),
     (searched(fields={"model.architecture.dropout": {"low": 0.0, "high": 0.5}}), "search: fields"),
-    (searched(fields=SEARCH["fields"] | EPSILON), "search: fields"),
+    (searched(fields=FIELDS | EPSILON), "search: fields"),
     *(({"axes": {**AXES, SEED: seeds}}, "seed_everything") for seeds in (0, -1, 100_000, True)),
 ]
 OF_UNTIL: list[tuple[dict[str, Any], str]] = [

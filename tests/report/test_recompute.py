@@ -130,10 +130,7 @@ GRIDS = {
         axes_of(3, 0, 60) | {RATE: [0.0005, *RATES[RATE], 0.008]},
     ),
     "one variant never learned": (never, axes_of(3, 0, 60)),
-    "all stall without warm-up": (
-        lambda axes: regular(axes) if axes[WARMUP] else 4.7,
-        axes_of(3, 0, 60),
-    ),
+    "all stall without warm-up": (lambda at: regular(at) if at[WARMUP] else 4.7, axes_of(3, 0, 60)),
     "nothing learned": (lambda axes: 4.7, axes_of(3, 0, 60)),
     "nothing finite": (lambda axes: None, axes_of(2, 0, 60)),
     "no warm-up axis": (lambda axes: 2 + noise(axes), {SEED: [1, 2, 3], PRESET: PRESETS}),
@@ -255,11 +252,8 @@ def test_one_changed_digit_of_any_table_is_found(make_grid: Any, oracle: ModuleT
 @pytest.mark.slow
 def test_a_report_brings_the_program_and_says_how_to_run_it(make_grid: Any, tmp_path: Path) -> None:
     first = make_grid(*GRIDS["no seed axis"]).folder
-    pages = [
-        write_report(first, figures=False),
-        write_report(first, tmp_path / "else where", figures=False),
-    ]
-    for number, page in enumerate(pages):
+    for number, out in enumerate((None, tmp_path / "else where")):
+        page = write_report(first, out, figures=False)
         text = page.read_text(encoding="utf-8")
         assert 'href="recompute_study.py"' in text
         (shown,) = re.findall(r"<code>python (recompute_study.py [^<]*)", text)

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import pandas as pd
 import pytest
 
+from lightning_app.config.tree import PRESET, RATE, SEED, WARMUP
 from lightning_app.report.facts import p_value, preset_words
 from lightning_app.report.headline import answer
 from lightning_app.report.limits import limits
@@ -22,16 +23,7 @@ from lightning_app.report.results import read_results
 from lightning_app.report.verdicts import verdicts
 from lightning_app.report.warmup import sensitivity_scores
 from tests import warm
-from tests.report.conftest import (
-    PRESET,
-    RATE,
-    SEED,
-    WARMUP,
-    FakeGrid,
-    messages,
-    typical,
-    write_report,
-)
+from tests.report.conftest import FakeGrid, messages, typical, write_report
 from tests.told import told
 
 ROOT = Path(__file__).parents[2]
@@ -80,9 +72,6 @@ class Page(HTMLParser):
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.tags if name == tag]
 
-    def row(self, first: str) -> list[str]:
-        return next(row for row in self.rows if row and row[0] == first)
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> FakeGrid:
@@ -122,13 +111,9 @@ def test_the_wheel_has_the_templates():
     assert "exclude" not in target["targets"]["wheel"]
     names = [path.name for path in (ROOT / "lightning_app/report/templates").iterdir()]
     assert sorted(names) == sorted(_templates().list_templates())
-    ignored = subprocess.run(
-        ["git", "check-ignore", "--stdin"],
-        cwd=ROOT,
-        input="\n".join(f"lightning_app/report/templates/{name}" for name in names),
-        text=True,
-        capture_output=True,
-    )
+    asked = "\n".join(f"lightning_app/report/templates/{name}" for name in names)
+    command = ["git", "check-ignore", "--stdin"]
+    ignored = subprocess.run(command, cwd=ROOT, input=asked, text=True, capture_output=True)
     assert ignored.stdout == ""
 
 
@@ -426,7 +411,6 @@ def test_a_preset_of_a_plugin_is_described_by_its_first_layer(make_grid):
 
 
 def test_a_metric_that_tells_no_arms_apart_is_a_limit(make_grid):
-    axes = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
-    alike = read_results(make_grid(lambda _: 0.25, axes, curves=False).folder)
+    alike = read_results(make_grid(lambda _: 0.25, SIX, curves=False).folder)
     (values,) = (v for n, v in messages(limits(alike)) if n == "limits.no_spread")
     assert values == {"metric": "val/nll", "corpus": "synthetic", "value": "0.25"}

@@ -35,7 +35,7 @@ def grid(make_grid: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str
     return "flat.yaml"
 
 
-def test_scripts_read_the_report_as_one_document(grid: str, capsys) -> None:
+def test_scripts_read_one_document_with_the_keys_that_are_documented(grid: str, capsys) -> None:
     assert report_command(grid, as_json=True) == 0
     out, error = capsys.readouterr()
     told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -50,6 +50,11 @@ def test_scripts_read_the_report_as_one_document(grid: str, capsys) -> None:
     page = Path(told["report"]).read_text(encoding="utf-8")
     assert f"<h1>{told['answer']}</h1>" in page
     assert "report: experiments/flat/report.html" in error
+    assert (set(told), told["command"]) == (documented("report"), "report")
+    for command, call in (("plan", plan_command), ("status", status_command)):
+        assert call("demo", as_json=True) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (set(told), told["command"]) == (documented(command), command)
 
 
 def documented(command: str) -> set[str]:
@@ -58,17 +63,6 @@ def documented(command: str) -> set[str]:
     section = text.split(f"\n## {command}\n")[1].split("\n## ")[0]
     heads = re.findall(r"^- ([^:]+):", section, re.M)
     return {"schema", "command", *re.findall(r"`(\w+)`", " ".join(heads))}
-
-
-def test_the_documents_have_the_keys_that_are_documented(grid: str, capsys) -> None:
-    for command, call, given in (
-        ("report", report_command, grid),
-        ("plan", plan_command, "demo"),
-        ("status", status_command, "demo"),
-    ):
-        assert call(given, as_json=True) == 0  # pyright: ignore[reportArgumentType]
-        told = json.loads(capsys.readouterr().out)
-        assert (set(told), told["command"]) == (documented(command), command)
 
 
 def test_a_report_or_study_replaces_none_of_another_grid(grid: str) -> None:

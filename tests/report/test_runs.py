@@ -116,7 +116,7 @@ def test_a_folder_that_is_no_grid(tmp_path):
         read_results(tmp_path)
 
 
-def test_a_result_of_another_cell_is_damage(make_grid):
+def test_a_result_of_another_cell_is_damage_and_a_damaged_config_passed_over(make_grid):
     fake = make_grid(lambda axes: 2.0, {SEED: [1, 2]})
     fake.edit(0, id="f" * 16)
     path = fake.run(fake.cells[0]) / "result.json"
@@ -125,6 +125,13 @@ def test_a_result_of_another_cell_is_damage(make_grid):
     assert [cell.name for cell in grid.finished] == [fake.cells[1]["name"]]
     said = f"{path}: id: '{'f' * 16}' is not the planned {fake.cells[0]['id']}"
     assert damaged_files(grid) == [said]
+    fake.edit(0, id=fake.cells[0]["id"])
+    path = fake.run(fake.cells[0]) / "config.yaml"
+    path.write_bytes(b"\xff\n")
+    grid = read_results(fake.folder)
+    assert grid.setting("model.schedule.coupling") == "decoupled"
+    (line,) = damaged_files(grid)
+    assert line.startswith(f"{path}: torn or damaged: not valid YAML")
 
 
 @pytest.mark.parametrize(
@@ -214,13 +221,3 @@ def test_a_wrong_field_of_the_plan_or_the_grid_file_is_named(make_grid, file, ch
     assert str(caught.value).startswith(f"{path}: ")
     assert told(said).search(str(caught.value))
     assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_config_is_passed_over_for_the_next(make_grid):
-    fake = make_grid(lambda axes: 2.0, {SEED: [1, 2]})
-    path = fake.run(fake.cells[0]) / "config.yaml"
-    path.write_bytes(b"\xff\n")
-    grid = read_results(fake.folder)
-    assert grid.setting("model.schedule.coupling") == "decoupled"
-    (line,) = damaged_files(grid)
-    assert line.startswith(f"{path}: torn or damaged: not valid YAML")

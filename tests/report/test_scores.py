@@ -3,7 +3,7 @@
 import itertools
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,25 +13,14 @@ import pandas as pd
 import pytest
 import yaml
 
+from lightning_app.config.tree import PRESET, RATE, SEED, WARMUP
 from lightning_app.report.comparisons import comparisons, effects
 from lightning_app.report.limits import limits
 from lightning_app.report.pairs import Score, scores_frame
 from lightning_app.report.results import read_results
 from lightning_app.report.verdicts import verdicts
 from lightning_app.report.warmup import sensitivity_scores
-from tests.report.conftest import (
-    PRESET,
-    RATE,
-    SEED,
-    SHORT,
-    WARMUP,
-    change,
-    keep,
-    link,
-    messages,
-    write_report,
-    written,
-)
+from tests.report.conftest import SHORT, change, keep, link, messages, write_report, written
 from tests.told import told
 
 CASES = yaml.safe_load(Path(__file__).with_name("scores.yaml").read_text(encoding="utf-8"))
@@ -66,15 +55,13 @@ def normal(seed: int) -> float:
     return float(np.random.default_rng(seed).normal(0, 0.02))
 
 
-def rows_of(
-    found: Iterable[Any], firsts: tuple[str, str], seconds: tuple[str, str], wanted: Any
-) -> list[Any]:
+def rows_of(found: Any, first: tuple[str, str], second: tuple[str, str], wanted: Any) -> list[Any]:
     """The row whose two fields have these values, or every row that has where one is "*"."""
     where = {key: wanted[key] for key in ("lr", "group") if key in wanted}
-    where |= {key: of for key, of in (firsts, seconds) if of != "*"}
+    where |= {key: of for key, of in (first, second) if of != "*"}
     rows = [row for row in found if all(getattr(row, k) == v for k, v in where.items())]
     assert rows
-    assert len(rows) == 1 or "*" in (firsts[1], seconds[1])
+    assert len(rows) == 1 or "*" in (first[1], second[1])
     return rows
 
 

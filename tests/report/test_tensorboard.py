@@ -235,9 +235,7 @@ def test_the_answer_and_the_verdicts_are_shown_once_a_report_is_written(make_gri
     write_index(grid.folder)
     assert written() == 1
     with server(grid.folder) as ask:
-        runs = until(
-            lambda: [run for run, tags in ask("text/tags").items() if "answer/demo" in tags]
-        )
+        runs = until(lambda: [r for r, of in ask("text/tags").items() if "answer/demo" in of])
         (run,) = map(urllib.parse.quote, runs)
         page = until(lambda: ask(f"text/text?run={run}&tag=answer/demo"))[0]["text"]
     found = verdicts(results, scores)
@@ -299,15 +297,9 @@ def test_columns_have_one_type_and_absent_values_no_cell(make_grid):
         info["name"].removeprefix("demo/"): info["type"].removeprefix("DATA_TYPE_")
         for info in answer["hparamInfos"]
     }
-    assert kinds == {
-        "variant": "STRING",
-        "outcome": "STRING",
-        SEED: "FLOAT64",
-        "model.block.shaped_attention": "STRING",
-        "trainer.flag": "BOOL",
-        "trainer.mixed": "STRING",
-        "data.tokens_per_batch": "FLOAT64",
-    }
+    texts = ("variant", "outcome", "model.block.shaped_attention", "trainer.mixed")
+    numbers = dict.fromkeys((SEED, "data.tokens_per_batch"), "FLOAT64")
+    assert kinds == {**dict.fromkeys(texts, "STRING"), **numbers, "trainer.flag": "BOOL"}
     rows = {name: of("demo", row) for name, row in rows.items()}
     shaped = [row.get("model.block.shaped_attention") for row in rows.values()]
     assert sorted(str(value) for value in shaped) == ["None"] * 8 + ['{"alpha":1.0}'] * 8
@@ -316,7 +308,7 @@ def test_columns_have_one_type_and_absent_values_no_cell(make_grid):
 
 
 def test_what_a_cell_loses_is_logged_once_its_reference_run_has_ended(make_grid):
-    axes = {SEED: [1], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
+    axes = {**SMALL, SEED: [1]}
     grid = make_grid(lambda axes: "unfinished" if axes[WARMUP] else ENTROPY + 1, axes)
     bare, ends_well, other, stalls = grid.cells
     name = {cell["name"]: f"runs/{cell['name']}" for cell in grid.cells}
@@ -327,11 +319,10 @@ def test_what_a_cell_loses_is_logged_once_its_reference_run_has_ended(make_grid)
         grid.end(ends_well, 2.5)
         grid.end(stalls, ENTROPY)
         write_index(grid.folder, only_new=True)
-        seen = until(
-            lambda: "delta/demo" in (rows := table(ask))[name[bare["name"]]]["metrics"] and rows
-        )
+        first = name[bare["name"]]
+        seen = until(lambda: "delta/demo" in (rows := table(ask))[first]["metrics"] and rows)
         until(lambda: "delta/demo" in table(ask)[name[ends_well["name"]]]["metrics"])
-    assert seen[name[bare["name"]]]["metrics"]["delta/demo"] == ENTROPY - 2.5
+    assert seen[first]["metrics"]["delta/demo"] == ENTROPY - 2.5
     assert "delta/demo" not in seen[name[other["name"]]]["metrics"]  # its twin learned nothing
 
 
@@ -420,9 +411,8 @@ def test_the_column_of_the_metric_has_its_own_name(make_grid: Any) -> None:
     accuracy = QualityMetric("val/accuracy", "accuracy", "", "max")
     scored = replace(grid, cells=tuple(replace(c, scores=(accuracy,)) for c in grid.cells))
     summary = experiment(IndexedGrid(scored))
-    data = plugin_data_pb2.HParamsPluginData.FromString(
-        summary.value[0].metadata.plugin_data.content
-    )
+    content = summary.value[0].metadata.plugin_data.content
+    data = plugin_data_pb2.HParamsPluginData.FromString(content)
     shown = {info.name.tag: info.display_name for info in data.experiment.metric_infos}
     assert shown["val/nll"] == "val/nll, lower is better (the grid's metric)"
 
@@ -462,13 +452,9 @@ LABEL = {"a.b": "pre_ln", "a": "Pre (a)"}
 
 
 def halves(make_grid: Callable[..., FakeGrid], name: str) -> FakeGrid:
-    grid = make_grid(
-        loss_of,
-        HALVES[name],
-        name=name,
-        question=f"Question of {name}?",
-        sensitivity={"reference_warmup": REFERENCE[name]},
-    )
+    asks = {"question": f"Question of {name}?"}
+    asks |= {"sensitivity": {"reference_warmup": REFERENCE[name]}}
+    grid = make_grid(loss_of, HALVES[name], name=name, **asks)
     return listing(grid, {PRESET: ["Pre (a)", "sas"]} if name == "a" else None)
 
 
@@ -570,13 +556,6 @@ def test_the_columns_of_a_grid_move_out_of_a_run_that_another_grid_lists(make_gr
     assert wholes(large.folder.parent) == {first: ["large"]}
 
 
-def test_a_run_to_which_a_grid_has_no_link_yet_holds_nothing_of_it(make_grid):
-    grid = listing(make_grid(loss_of, {PRESET: ["pre_ln"], WARMUP: [0, 60]}, name="later"))
-    (grid.folder / "runs" / grid.cells[0]["name"]).unlink()
-    write_index(grid.folder)
-    assert wholes(grid.folder.parent) == {grid.cells[1]["id"]: ["later"]}
-
-
 def test_a_grid_that_cannot_be_read_shows_nothing_and_harms_no_other(make_grid):
     grids = {name: halves(make_grid, name) for name in ("a.b", "a")}
     write_index(grids["a"].folder)
@@ -604,11 +583,12 @@ def test_two_grids_do_not_write_their_indexes_at_once(make_grid):
     assert list(wholes(grid.folder.parent).values()) == [["a"]]
 
 
-def test_a_report_links_to_no_curves_that_tensorboard_does_not_find(make_grid):
+def test_a_run_without_a_link_holds_nothing_of_the_grid_and_its_curves_have_no_link(make_grid):
     grid = halves(make_grid, "a")
     unlinked, linked = (cell["name"] for cell in grid.cells[:2])
     (grid.folder / "runs" / unlinked).unlink()
     page = write_report(grid.folder, figures=False).read_text(encoding="utf-8")
+    assert wholes(grid.folder.parent) == {grid.cells[1]["id"]: ["a"]}
     shown = re.findall(r'aria-label="curves of (\S+) in', page)
     assert linked in shown
     assert unlinked not in shown

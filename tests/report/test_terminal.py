@@ -100,17 +100,7 @@ def test_grids_with_little_to_tell(make_grid: Make, outcome: Any, axes: Any, exp
     assert all(text.splitlines())  # no answer leaves no empty line
 
 
-def test_a_pruned_grid_has_no_scores_to_show(make_grid: Make, outcome: Any) -> None:
-    fake = make_grid(outcome)
-    fake.prune(0, 1)
-    grid = read_results(fake.folder)
-    assert sensitivity_scores(grid) == []
-    text = show(grid, width=1000)
-    assert "pruner ended 2 cells" in text
-    assert (verdicts(grid, []), "verdict" in text) == ([], False)
-
-
-def test_a_pruner_that_ended_no_cell_takes_no_score_away(make_grid: Make, outcome: Any) -> None:
+def test_a_pruner_that_ended_a_cell_takes_all_scores_and_another_none(make_grid: Make, outcome):
     fake = make_grid(outcome)
     scores = sensitivity_scores(read_results(fake.folder))
     fake.prune()
@@ -118,6 +108,12 @@ def test_a_pruner_that_ended_no_cell_takes_no_score_away(make_grid: Make, outcom
     assert repr(sensitivity_scores(grid)) == repr(scores)
     assert "pruner ended" not in show(grid, width=1000)
     assert "limits.pruner" not in dict(messages(limits(grid)))
+    fake.prune(0, 1)
+    grid = read_results(fake.folder)
+    assert sensitivity_scores(grid) == []
+    text = show(grid, width=1000)
+    assert "pruner ended 2 cells" in text
+    assert (verdicts(grid, []), "verdict" in text) == ([], False)
 
 
 def test_of_very_many_slices_the_first_are_shown(make_grid: Make) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_app.config.tree import label
+from lightning_app.config.tree import PRESET, RATE, SEED, WARMUP, label
 from lightning_app.report.facts import facts, state_counts
 from lightning_app.report.figures.need import loss_by_rate
 from lightning_app.report.figures.sheet import Part
@@ -21,17 +21,7 @@ from lightning_app.report.verdicts import verdicts
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import publish
 from lightning_app.runs.folder import STORE
-from tests.report.conftest import (
-    PRESET,
-    RATE,
-    SEED,
-    WARMUP,
-    change,
-    keep,
-    messages,
-    write_report,
-    written,
-)
+from tests.report.conftest import change, keep, messages, write_report, written
 from tests.told import told
 
 KIND = "model.optimizer.kind"
