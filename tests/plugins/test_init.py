@@ -40,11 +40,22 @@ def splits(folder: Path, language: str) -> dict[str, list[str]]:
     return {n: (folder / f"data/{n}.{language}").read_text().splitlines() for n in names}
 
 
+def project(folder: Path, data: list[Path], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Write a project and go there; return its grid and its config, whose vocabulary is right."""
+    assert init_command(folder / "project", data) == 0
+    monkeypatch.chdir(folder / "project")
+    plugins.load_all([])
+    spec = read_spec("grid.yaml")
+    complete = resolve(dict(spec.base_config), "grid.yaml")
+    prepared = prepare(resolved_data({**complete["data"], "cache": str(folder / "cache")}))
+    assert prepared.meta["vocab_size"] == complete["data"]["vocab_size"]
+    return spec, complete
+
+
 def test_a_project_of_a_corpus(tmp_path: Path, monkeypatch, capsys) -> None:
     blank = [("nur deutsch", ""), ("", "english alone")]
-    assert init_command(tmp_path / "project", write_pairs(tmp_path, [*PAIRS, *blank])) == 0
+    spec, complete = project(tmp_path, write_pairs(tmp_path, [*PAIRS, *blank]), monkeypatch)
     assert "pip install pytest" in capsys.readouterr().out  # the package needs no pytest
-    monkeypatch.chdir(tmp_path / "project")
     sources, targets = splits(Path(), "de"), splits(Path(), "en")
     for name in sources:
         pairs = set(zip(sources[name], targets[name], strict=True))
@@ -56,14 +67,11 @@ def test_a_project_of_a_corpus(tmp_path: Path, monkeypatch, capsys) -> None:
     config = Path("config.yaml").read_text()
     assert f"400 pairs: {len(sources['train'])} to train" in config
     assert "2 with an" in " ".join(config.split())
-    plugins.load_all([])
-    spec: Any = read_spec("grid.yaml")
     axes = {"model.block.preset": 3, "model.schedule.warmup_steps": 2, "seed_everything": 5}
     assert {key: len(values) for key, values in spec.axes.items()} == axes
     assert (spec.search.per, spec.search.trials) == ("seed", 4)
     (rates,) = spec.search.fields.values()
     assert rates.low < spec.base_config["model"]["optimizer"]["lr"] < rates.high
-    complete = resolve(dict(spec.base_config), "grid.yaml")
     assert complete["model"]["schedule"]["reference_steps"] == 100
     assert complete["data"]["source_language"] == "de"
 
@@ -71,17 +79,12 @@ def test_a_project_of_a_corpus(tmp_path: Path, monkeypatch, capsys) -> None:
 def test_a_project_of_one_text_is_a_language_model(tmp_path: Path, monkeypatch) -> None:
     lines = [f"line {i} of {i % 17} words" for i in range(400)]
     (tmp_path / "my.txt").write_text("\n\n".join(lines) + "\n")
-    assert init_command(tmp_path / "project", [tmp_path / "my.txt"]) == 0
-    monkeypatch.chdir(tmp_path / "project")
+    _, complete = project(tmp_path, [tmp_path / "my.txt"], monkeypatch)
     found = splits(Path(), "txt")
     assert {name: len(of) for name, of in found.items()} == {"train": 360, "valid": 20, "test": 20}
     assert [*found["train"], *found["valid"], *found["test"]] == lines  # in the order of the text
-    plugins.load_all([])
-    complete = resolve(dict(read_spec("grid.yaml").base_config), "grid.yaml")
     assert complete["model"]["objective"]["kind"] == "causal_lm"
     assert complete["model"]["architecture"]["decoder_depth"] == 4
-    prepared = prepare(resolved_data({**complete["data"], "cache": str(tmp_path / "cache")}))
-    assert prepared.meta["vocab_size"] == complete["data"]["vocab_size"]
 
 
 WORDS = ("haus baum hund geht", "house tree dog goes")
@@ -99,12 +102,7 @@ SMALL = {
 
 @pytest.mark.parametrize("corpus", SMALL)
 def test_the_vocabulary_suits_a_small_corpus(corpus: str, tmp_path: Path, monkeypatch) -> None:
-    init_command(tmp_path / "project", write_pairs(tmp_path, SMALL[corpus]))
-    monkeypatch.chdir(tmp_path / "project")
-    plugins.load_all([])
-    data = resolve(dict(read_spec("grid.yaml").base_config), "grid.yaml")["data"]
-    prepared = prepare(resolved_data({**data, "cache": str(tmp_path / "cache")}))
-    assert prepared.meta["vocab_size"] == data["vocab_size"]
+    project(tmp_path, write_pairs(tmp_path, SMALL[corpus]), monkeypatch)
 
 
 def test_the_block_of_a_project_is_sound(tmp_path: Path) -> None:

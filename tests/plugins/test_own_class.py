@@ -137,9 +137,9 @@ def test_a_run_uses_them_and_is_opened_with_them(tree: dict[str, Any], tmp_path:
 
 def test_a_factor_of_one_changes_no_number(tree: dict[str, Any], tmp_path: Path) -> None:
     plain = fit(tree)
-    own = {"trainer.default_root_dir": str(tmp_path / "own")}
+    own, other = ({"trainer.default_root_dir": str(tmp_path / name)} for name in ("own", "none"))
     same = fit(of(tree, {"class_path": "mine.Scaled"}), own)
-    none = fit(of(tree, {**MODEL, "init_args": {"factor": 0.0}}), {**own, **_folder(tmp_path)})
+    none = fit(of(tree, {**MODEL, "init_args": {"factor": 0.0}}), other)
     assert same.metrics["val/nll"] == plain.metrics["val/nll"] != none.metrics["val/nll"]
     assert len({plain.id, same.id, none.id}) == 3
 
@@ -174,10 +174,6 @@ def test_each_tag_is_logged_by_one(tree: dict[str, Any], tag: str, hook: str, sa
     assert tag in column_names(RunFolder(result.folder).metrics)
 
 
-def _folder(root: Path) -> dict[str, str]:
-    return {"trainer.default_root_dir": str(root / "none")}
-
-
 def test_class_arguments_and_file_are_part_of_the_id(tree: dict[str, Any], write: Write) -> None:
     plain = resolve(tree, "a test")
     assert plain["model"]["class_path"] is None
@@ -207,7 +203,7 @@ def test_batches_of_a_class_do_not_grow_unseen(tree: dict[str, Any], tmp_path: P
     assert fit(of(rising, None, {"class_path": "mine.Same"})).record["steps"] == 4
     own = of(rising, None, {"class_path": "mine.Whole"})
     with pytest.raises(UserError, match=r"batch_warmup_steps: 2, .* makes batches of its own"):
-        fit(own, _folder(tmp_path))
+        fit(own, {"trainer.default_root_dir": str(tmp_path / "none")})
 
 
 MISTAKES: list[tuple[str, str | None, dict[str, Any], str]] = [

@@ -98,7 +98,10 @@ def resolved(preset: str, stack: Stack = ENCODER, **axes: Any) -> StackSpec:
 
 
 def test_a_rule_takes_the_place_of_the_sum(rules: Path) -> None:
-    """Norms, gains and dropout stay where they are: of the formula, the plus alone is another."""
+    """Norms, gains and dropout stay where they are: of the formula, the plus alone is another.
+
+    Also of two types: a float32 stream and a bfloat16 branch, as autocast gives them.
+    """
     norms: Any = {"norm_sum": "rms_norm", "norm_branch": "layer_norm"}
     gains: Any = {"skip": Gain(value=0.5), "branch": Gain(value=2.0)}
     spec = ResidualSpec(**norms, **gains, rule="highway")
@@ -111,6 +114,9 @@ def test_a_rule_takes_the_place_of_the_sum(rules: Path) -> None:
     y = (1.0 - gate) * skip + gate * branch
     expected = y / (y.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt()
     torch.testing.assert_close(residual(Stream(x), f).x, expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = residual(Stream(x), f.bfloat16()).x
+    torch.testing.assert_close(mixed.float(), expected, rtol=0.0, atol=0.05)
 
 
 def test_the_axis_sets_the_rule_of_every_sub_layer(rules: Path) -> None:
@@ -121,17 +127,6 @@ def test_the_axis_sets_the_rule_of_every_sub_layer(rules: Path) -> None:
             assert found == {"scaled"}
     (block, *_) = resolved("highway_post", residual_rule="sum").blocks
     assert block == resolved("post_ln").blocks[0]
-
-
-def test_a_rule_meets_two_types_in_mixed_precision(rules: Path) -> None:
-    """A float32 stream and a bfloat16 branch, as autocast gives them."""
-    residual = Residual(ResidualSpec(norm_sum="layer_norm", rule="highway"), 8, dropout=0.0)
-    initialize(residual)
-    x, f = torch.randn(2, 5, 8), torch.randn(2, 5, 8)
-    whole = residual(Stream(x), f).x
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = residual(Stream(x), f.bfloat16()).x
-    torch.testing.assert_close(mixed.float(), whole, rtol=0.0, atol=0.05)
 
 
 def test_without_the_axis_nothing_is_another_block() -> None:

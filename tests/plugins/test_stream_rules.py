@@ -286,10 +286,7 @@ def test_values_of_tokens_are_added_in_the_layers_that_name_them(write: Write) -
         ({"attention": "plain", "differential": True}, "differential"),
         ({"attention": "plain", "score_cap": 5.0}, "score_cap"),
         ({"attention": "plain", "sink": "zero"}, "sink"),
-        (
-            {"attention": "plain", "localised_span": LocalisedSpan(query_block=1, memory=2)},
-            "localised_span",
-        ),
+        ({"attention": "plain", "localised_span": SPAN}, "localised_span"),
         ({"attention": "plane"}, "plane"),
         ({"value_carry": "embedded", "memory": MemorySpec(length=4)}, "memory"),
     ],

@@ -36,8 +36,11 @@ def {name}_block(stack):
 """
 
 
-def test_a_sound_block_passes(write: Write) -> None:
+def test_a_sound_block_passes_also_with_noise_in_training(write: Write) -> None:
     check_preset("max_post", plugin=write(PARTS))
+    result = "x * (1 + 0.1 * torch.randn_like(x)) if self.training else x * 1"
+    path = write(BROKEN.format(name="noisy", built="pass", result=result), name="noisy_parts")
+    check_preset("noisy_block", plugin=path, kinds=["decoder"])
 
 
 ROWS = "texts do not depend on each other"
@@ -78,9 +81,3 @@ def test_presets_and_kinds_that_do_not_exist_are_a_mistake() -> None:
             check_preset("pre_ln", kinds=kinds)
     for kind, word in (("encoder", "row"), ("encoder_decoder", "cached"), ("decoder", "cached")):
         assert any(word in check.name for check in CHECKS if check.kind == kind)
-
-
-def test_a_norm_with_noise_in_training_passes(write: Write) -> None:
-    result = "x * (1 + 0.1 * torch.randn_like(x)) if self.training else x * 1"
-    path = write(BROKEN.format(name="noisy", built="pass", result=result), name="noisy_parts")
-    check_preset("noisy_block", plugin=path, kinds=["decoder"])

@@ -267,10 +267,12 @@ def test_a_run_says_which_plugin_it_needs(write: Write, tmp_path: Path) -> None:
         run_plugins.require(run.path)
 
 
-def test_a_checkpoint_of_another_run_needs_the_plugins_of_that_run(write, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_needs_its_plugins_and_a_mistake_names_them(write, tmp_path):
     """Its weights would else be used with other code, through a run that needs no plug-in."""
     plugins.load(str(write(PARTS)))
     run = kept_run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"^a mistake$"), run_plugins.hinting([run.path]):
+        raise UserError("a mistake")
     plugins.unload("some_parts")
     plain = RunFolder(tmp_path / "plain")
     for needed in (run.checkpoint("best"), plain.tokenizer):
@@ -278,13 +280,5 @@ def test_a_checkpoint_of_another_run_needs_the_plugins_of_that_run(write, tmp_pa
         needed.write_bytes(b"")
     with pytest.raises(UserError, match=r"run.*some_parts\.py"):
         load_run(plain.path, run.checkpoint("best"))
-
-
-def test_a_mistake_names_the_plugin_that_is_missing(write: Write, tmp_path: Path) -> None:
-    plugins.load(str(write(PARTS)))
-    run = kept_run(tmp_path / "run")
-    with pytest.raises(UserError, match=r"^a mistake$"), run_plugins.hinting([run.path]):
-        raise UserError("a mistake")
-    plugins.unload("some_parts")
     with pytest.raises(UserError, match=r"a mistake; run"), run_plugins.hinting([run.path]):
         raise UserError("a mistake")
