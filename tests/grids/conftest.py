@@ -52,11 +52,8 @@ class World:
 
     def write(self, seeds: int = 2, delay: float = 0.02, steps: int = 4, **changes: Any) -> None:
         """Write the grid file: two presets, two warm-ups, `seeds` seeds."""
-        axes = {
-            "model.block.preset": ["post_ln", "pre_ln"],
-            "model.schedule.warmup_steps": [0, 60],
-            "seed_everything": list(range(1, seeds + 1)),
-        }
+        axes = {"model.block.preset": ["post_ln", "pre_ln"], "model.schedule.warmup_steps": [0, 60]}
+        axes |= {"seed_everything": list(range(1, seeds + 1))}
         base = {"data": {}, "trainer": {"max_steps": steps}, **changes.pop("base_config", {})}
         base["data"] = {"delay": delay, **base["data"]}
         tree = {"name": "tiny", "base_config": base, "axes": axes | changes.pop("axes", {})}

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,10 +35,8 @@ BASE = {
         "block": {"preset": "post_ln", "norm": None, "shaped_attention": None},
         "optimizer": {"kind": "adam", "lr": 0.1},
         "schedule": {
-            "kind": "inverse_sqrt",
-            "coupling": "decoupled",
-            "warmup_steps": 0,
-            "reference_steps": 60,
+            **{"kind": "inverse_sqrt", "coupling": "decoupled"},
+            **{"warmup_steps": 0, "reference_steps": 60},
         },
         "init_from": None,
     },
@@ -232,14 +231,8 @@ def main() -> int:
             supervisor.time = SimpleNamespace(**late)  # pyright: ignore[reportAttributeAccessIssue]
 
     try:
-        ending = run_grid(
-            read_spec(grid),
-            GridFolder(Path(folder)),
-            options,
-            program="stand_in",
-            corpus=lambda data: CORPUS,
-            index=index,
-        )
+        start = partial(run_grid, program="stand_in", corpus=lambda data: CORPUS, index=index)
+        ending = start(read_spec(grid), GridFolder(Path(folder)), options)
     except UserError as error:
         print(f"ablate: {error}", file=sys.stderr)
         return 2

@@ -88,7 +88,10 @@ def sealed(tmp_path: Path) -> Path:
 
 
 def test_one_flipped_bit_anywhere_in_a_checkpoint_is_found(sealed: Path) -> None:
-    """200 of them: in weights, headers, padding, the directory of the archive, its seal."""
+    """200 of them: in weights, headers, padding, the directory of the archive, its seal.
+
+    And every bit of its end, where one bit decides whether an archive has a seal.
+    """
     whole, chance = sealed.read_bytes(), random.Random(13)
     for _ in range(200):
         flip(sealed, chance)
@@ -96,11 +99,6 @@ def test_one_flipped_bit_anywhere_in_a_checkpoint_is_found(sealed: Path) -> None
             read_checkpoint(sealed)
         sealed.write_bytes(whole)
         assert read_checkpoint(sealed)["global_step"] == 7
-
-
-def test_every_bit_of_the_end_of_a_checkpoint_counts(sealed: Path) -> None:
-    """Where an archive ends, one bit decides whether it has a seal."""
-    whole = sealed.read_bytes()
     for place in range(8 * (len(whole) - 100), 8 * len(whole)):
         data = bytearray(whole)
         data[place // 8] ^= 1 << place % 8
@@ -171,7 +169,7 @@ def in_run(folder: Path, identity: dict, named: dict | None) -> Path:
     return path
 
 
-def test_a_checkpoint_is_read_in_the_folder_of_its_run_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_in_its_run_alone_or_where_an_identity_lists_it(tmp_path) -> None:
     """Another seed has the same shapes, so nothing else would notice."""
     mine = {"id": "a" * 16, "seed": 1, "parent": None}
     path = in_run(tmp_path / "mine", {"id": "a" * 16}, mine)
@@ -183,11 +181,7 @@ def test_a_checkpoint_is_read_in_the_folder_of_its_run_alone(tmp_path: Path) -> 
         read_checkpoint(path, tmp_path / "other")
     old = in_run(tmp_path / "old", {"id": "b" * 16}, None)
     assert read_checkpoint(old)["global_step"] == 7
-
-
-def test_a_run_goes_on_from_the_checkpoints_that_its_identity_lists(tmp_path: Path) -> None:
-    path = in_run(tmp_path / "mine", {"id": "b" * 16}, {"id": "a" * 16, "seed": 1, "parent": None})
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256(other.read_bytes()).hexdigest()[:16]
     identity = {"id": "b" * 16, "config": {"continued_from": ["0" * 16, digest]}}
-    (tmp_path / "mine" / "identity.json").write_text(json.dumps(identity))
-    assert read_checkpoint(path)["global_step"] == 7
+    (tmp_path / "other" / "identity.json").write_text(json.dumps(identity))
+    assert read_checkpoint(other)["global_step"] == 7

@@ -11,19 +11,8 @@ from rich.text import Text
 from lightning_app.core.errors import PrintableStream, printable, printable_output
 from lightning_app.grids.display import PlainConsole, running_table
 
-NAMES = (
-    "\x1b[31mred",
-    "\x1b]8;;http://x\x07link\x1b]8;;\x07",
-    "\x1b[2J\x1b[H",
-    "a\rb",
-    "\x07",
-    "\x9b31m",
-    "\u202egnp.exe",
-    "\u2066x\u2069",
-    "a\x08\x08b",
-    "\u2028",
-    "\udc9b",
-)
+NAMES = ("\x1b[31mred", "\x1b]8;;http://x\x07link\x1b]8;;\x07", "\x1b[2J\x1b[H", "a\rb", "\x07")
+NAMES += ("\x9b31m", "\u202egnp.exe", "\u2066x\u2069", "a\x08\x08b", "\u2028", "\udc9b")
 MARKUP = ("[red]x[/red]", "[link=http://x]y[/link]", "[/]", "[bold", ":smile:")
 
 

@@ -42,8 +42,7 @@ def run(folder: Path, cache: str, trainer: Any = None, warmup: int = 0, **optimi
     ],
 )
 def test_the_result_tells_how_a_run_ended(tmp_path, cache, capsys, given, status, outcome, words):
-    ended = run(tmp_path / "run", cache, **given)
-    ended.fit()
+    run(tmp_path / "run", cache, **given).fit()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result.get("outcome")) == (status, outcome)
     assert words in result["outcome_rule"]
@@ -157,8 +156,7 @@ def test_a_fit_that_ends_early_is_cut_short(tmp_path: Path, cache: str, capsys) 
     ],
 )
 def test_a_run_that_does_what_its_limits_ask_is_whole(tmp_path, cache, limits, asked: int) -> None:
-    ended = run(tmp_path / "run", cache, trainer=limits)
-    ended.fit()
+    run(tmp_path / "run", cache, trainer=limits).fit()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["steps"], result["steps_asked"]) == (asked, asked)
     assert result["status"] != "cut_short"
@@ -166,8 +164,7 @@ def test_a_run_that_does_what_its_limits_ask_is_whole(tmp_path, cache, limits, a
 
 def test_a_run_does_not_go_on_with_fewer_steps_than_it_has(tmp_path, cache: str, capsys) -> None:
     folder = RunFolder(tmp_path / "run")
-    ended = run(folder.path, cache)
-    ended.fit()
+    run(folder.path, cache).fit()
     before = folder.result.read_bytes()
     words = ["fit", "--config", str(folder.config), "--ckpt_path", "last"]
     words += ["--trainer.default_root_dir", str(folder), "--trainer.max_steps", "5"]
@@ -176,7 +173,7 @@ def test_a_run_does_not_go_on_with_fewer_steps_than_it_has(tmp_path, cache: str,
     assert folder.result.read_bytes() == before
 
 
-def test_epochs_that_end_early_are_cut_short(tmp_path: Path, cache: str) -> None:
+def test_epochs_that_end_early_or_are_shorter_than_the_warmup_have_no_result(tmp_path, cache):
     limits = {"max_steps": -1, "max_epochs": 2, "limit_train_batches": 4}
     ended = run(tmp_path / "run", cache, trainer=limits)
     start = ended.model.on_train_batch_start
@@ -188,13 +185,9 @@ def test_epochs_that_end_early_are_cut_short(tmp_path: Path, cache: str) -> None
     ended.model.on_train_batch_start = skip_the_rest
     with pytest.raises(UserError, match="5 of 8 steps"):
         ended.fit()
-
-
-def test_a_warmup_longer_than_the_epochs_leaves_no_folder(tmp_path: Path, cache: str) -> None:
-    limits = {"max_steps": -1, "max_epochs": 1, "limit_train_batches": 4}
     with pytest.raises(UserError, match=r"warmup_steps: 4, .* 4 steps"):
-        run(tmp_path / "run", cache, trainer=limits, warmup=4)
-    assert not (tmp_path / "run").exists()
+        run(tmp_path / "short", cache, trainer=limits | {"max_epochs": 1}, warmup=4)
+    assert not (tmp_path / "short").exists()
 
 
 def test_the_entropy_of_the_training_targets(tmp_path: Path, cache: str) -> None:

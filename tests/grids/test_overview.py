@@ -33,17 +33,11 @@ PARAMETERS = re.compile(r"pre_ln +\d+ +\d+ +([\d,]+)")
 def write(root: Path, **changes: Any) -> Path:
     sizes = {"encoder_depth": 1, "decoder_depth": 1, "model_dim": 16, "ff_dim": 16, "num_heads": 2}
     sizes = changes.pop("sizes", sizes)
-    tree = {
-        "name": NAME,
-        "base_config": {
-            "trainer": {"max_steps": 10},
-            "model": {"block": {"preset": "pre_ln"}, "architecture": sizes, "schedule": NONE},
-            "data": {"name": "synthetic", "tokenizer": "word", "vocab_size": 100},
-        },
-        "axes": {"seed_everything": list(range(1, CELLS + 1))},
-    }
-    trainer = changes.pop("trainer", {})
-    tree["base_config"]["trainer"] |= trainer
+    model = {"block": {"preset": "pre_ln"}, "architecture": sizes, "schedule": NONE}
+    data = {"name": "synthetic", "tokenizer": "word", "vocab_size": 100}
+    base = {"trainer": {"max_steps": 10}, "model": model, "data": data}
+    axes = {"seed_everything": list(range(1, CELLS + 1))}
+    tree = {"name": NAME, "base_config": base, "axes": axes}
     grid = root / f"{NAME}.yaml"
     grid.write_text(yaml.safe_dump(tree | changes))
     return grid

@@ -34,17 +34,11 @@ from tests.records import result
 from tests.told import told
 
 MATCH = [PRESET, SEED]
-PARENT: dict[str, Any] = {
-    "name": "parent",
-    "base_config": {"data": {"delay": 0.02}},
-    "axes": {PRESET: ["post_ln", "pre_ln"], SEED: [1, 2]},
-}
-CHILD: dict[str, Any] = {
-    "name": "child",
-    "base_config": {"data": {"delay": 0.01}},
-    "axes": {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: [1, 2]},
-    "init_from": {"grid": "sub/parent.yaml", "match": MATCH},
-}
+PARENT: dict[str, Any] = {"name": "parent", "base_config": {"data": {"delay": 0.02}}}
+PARENT |= {"axes": {PRESET: ["post_ln", "pre_ln"], SEED: [1, 2]}}
+CHILD: dict[str, Any] = {"name": "child", "base_config": {"data": {"delay": 0.01}}}
+CHILD |= {"axes": {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: [1, 2]}}
+CHILD |= {"init_from": {"grid": "sub/parent.yaml", "match": MATCH}}
 
 
 def write(root: Path, child: dict[str, Any] | None = None, **parent: Any) -> Path:
@@ -54,6 +48,11 @@ def write(root: Path, child: dict[str, Any] | None = None, **parent: Any) -> Pat
     path = root / "child.yaml"
     path.write_text(yaml.safe_dump(CHILD | (child or {}), sort_keys=False))
     return path
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> GridSpec:
+    return read_spec(write(tmp_path))
 
 
 def plan_of(spec: GridSpec, root: Path) -> Plan:
@@ -102,8 +101,7 @@ def current(spec: GridSpec, root: Path, alone: bool = True) -> Grid:
     return current_grid(spec, folder, make, alone, lambda data: stand_in.CORPUS)
 
 
-def test_cells_wait_until_their_parents_are_finished(tmp_path: Path) -> None:
-    spec = read_spec(write(tmp_path))
+def test_cells_wait_until_their_parents_are_finished(tmp_path: Path, spec: GridSpec) -> None:
     experiments, parents = tmp_path / "experiments", parents_of(spec, tmp_path)
     plan = plan_of(spec, tmp_path)
     assert plan.cells == ()
@@ -146,8 +144,7 @@ def test_cells_wait_until_their_parents_are_finished(tmp_path: Path) -> None:
     assert {each["init_from"] for each in grid.data} == paths
 
 
-def test_a_plan_holds_while_its_parents_are_the_same(tmp_path: Path) -> None:
-    spec = read_spec(write(tmp_path))
+def test_a_plan_holds_while_its_parents_are_the_same(tmp_path: Path, spec: GridSpec) -> None:
     finish_parents(spec, tmp_path)
     plan = plan_of(spec, tmp_path)
     holds = partial(holds_in, plan, spec)
@@ -192,10 +189,18 @@ def test_a_plan_ends_with_the_corpus_of_its_parents(tmp_path: Path) -> None:
     assert holds()
 
 
-def test_a_plan_ends_with_the_parents_of_its_parents(tmp_path: Path) -> None:
-    spec = read_spec(write(tmp_path))
+def test_a_grid_may_continue_another_and_its_plan_ends_with_their_parents(tmp_path, spec) -> None:
     last, parents = grid_of_child(tmp_path), parents_of(spec, tmp_path)
+    copy = tmp_path / "grid.yaml"
+    copy.write_text(yaml.safe_dump(last.tree()))
+    assert read_spec(copy).tree() == last.tree()
+    assert waiting_lines(waiting_document(plan_of(last, tmp_path).waiting, tmp_path)) == [
+        "8 cells wait for a run that has no id yet (waiting)"
+    ]
     finish_parents(spec, tmp_path)
+    waiting = plan_of(last, tmp_path).waiting
+    names = {f"child/runs/{cell.name}" for cell in plan_of(spec, tmp_path).cells}
+    assert {cell.parent for cell in waiting} == names
     for cell in plan_of(spec, tmp_path).cells:
         finish(RunFolder(tmp_path / "experiments/child/runs" / cell.name), cell.id)
     plan = plan_of(last, tmp_path)
@@ -208,10 +213,9 @@ def test_a_plan_ends_with_the_parents_of_its_parents(tmp_path: Path) -> None:
     assert len(plan_of(last, tmp_path).waiting) == 2
 
 
-def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) -> None:
+def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path, spec) -> None:
     """Beside others the set of cells stays as it is, so that they share one queue."""
-    spec = read_spec(write(tmp_path))
-    folder = GridFolder(tmp_path / "experiments" / "child")
+    folder, parents = GridFolder(tmp_path / "experiments" / "child"), parents_of(spec, tmp_path)
     folder.runs.mkdir(parents=True)
     grid = partial(current, spec, tmp_path)
 
@@ -223,6 +227,14 @@ def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) ->
     assert saved == grid(alone=False).plan
     assert saved.waiting == ()
 
+    again, identity = parents["pre_ln 1"]  # is trained again
+    again.result.unlink()
+    plan = grid().plan
+    assert {cell.parent for cell in plan.waiting} == {f"parent/runs/{again.name}"}
+    assert (len(plan.cells), len(plan.waiting)) == (6, 2)
+    finish(again, identity)
+    assert grid().plan == saved
+
     lost = next(cell for cell in saved.cells if cell.axes[PRESET] == "pre_ln")
     finish(place_run(folder, lost.name, lost.id), lost.id)
     shutil.rmtree(tmp_path / "experiments" / lost.parent)
@@ -232,23 +244,6 @@ def test_only_a_supervisor_that_is_alone_takes_up_new_parents(tmp_path: Path) ->
     with pytest.raises(UserError, match=r"finished cells started"):
         grid(alone=True)
     assert load_plan(folder.plan) == replace_plan
-
-
-def test_a_cell_waits_again_for_a_parent_that_is_trained_again(tmp_path: Path) -> None:
-    spec = read_spec(write(tmp_path))
-    folder, parents = GridFolder(tmp_path / "experiments" / "child"), parents_of(spec, tmp_path)
-    folder.runs.mkdir(parents=True)
-    grid = partial(current, spec, tmp_path)
-
-    finish_parents(spec, tmp_path)
-    before = grid().plan
-    again, identity = parents["pre_ln 1"]
-    again.result.unlink()
-    plan = grid().plan
-    assert {cell.parent for cell in plan.waiting} == {f"parent/runs/{again.name}"}
-    assert (len(plan.cells), len(plan.waiting)) == (6, 2)
-    finish(again, identity)
-    assert grid().plan == before
 
 
 def test_the_steps_of_a_child_may_follow_its_task(tmp_path: Path) -> None:
@@ -270,8 +265,7 @@ def test_the_steps_of_a_child_may_follow_its_task(tmp_path: Path) -> None:
     assert is_valid(plan, spec, lambda data: stand_in.CORPUS, experiments)
 
 
-def test_a_report_counts_the_cells_that_wait(tmp_path: Path) -> None:
-    spec = read_spec(write(tmp_path))
+def test_a_report_counts_the_cells_that_wait(tmp_path: Path, spec: GridSpec) -> None:
     finish(*parents_of(spec, tmp_path)["pre_ln 1"])
     folder = GridFolder(tmp_path / "experiments" / "child")
     grid = Grid(spec, folder, plan_of(spec, tmp_path))
@@ -282,8 +276,7 @@ def test_a_report_counts_the_cells_that_wait(tmp_path: Path) -> None:
     assert "6 waiting for" in said
 
 
-def test_a_parent_without_finite_weights_is_a_parent(tmp_path: Path) -> None:
-    spec = read_spec(write(tmp_path))
+def test_a_parent_without_finite_weights_is_a_parent(tmp_path: Path, spec: GridSpec) -> None:
     for number, (run, identity) in enumerate(parents_of(spec, tmp_path).values()):
         finish(run, identity, loss=6.1 if number else None)
         if not number:
@@ -291,21 +284,6 @@ def test_a_parent_without_finite_weights_is_a_parent(tmp_path: Path) -> None:
     plan = plan_of(spec, tmp_path)
     assert len(plan.cells) == 8
     assert [name.endswith("@non_finite") for name in plan.parents.values()] == [True, *[False] * 3]
-
-
-def test_a_grid_may_continue_one_that_continues_another(tmp_path: Path) -> None:
-    spec = read_spec(write(tmp_path))
-    last = grid_of_child(tmp_path)
-    copy = tmp_path / "grid.yaml"
-    copy.write_text(yaml.safe_dump(last.tree()))
-    assert read_spec(copy).tree() == last.tree()
-    assert waiting_lines(waiting_document(plan_of(last, tmp_path).waiting, tmp_path)) == [
-        "8 cells wait for a run that has no id yet (waiting)"
-    ]
-    finish_parents(spec, tmp_path)
-    waiting = plan_of(last, tmp_path).waiting
-    names = {f"child/runs/{cell.name}" for cell in plan_of(spec, tmp_path).cells}
-    assert {cell.parent for cell in waiting} == names
 
 
 def continues(match: Any = MATCH, grid: str = "sub/parent.yaml") -> dict[str, Any]:

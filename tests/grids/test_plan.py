@@ -150,14 +150,11 @@ def test_a_coupled_schedule_needs_no_reference() -> None:
     assert len(plan_of(grid(base_config=base, axes={WARMUP: [0, 100]})).cells) == 2
 
 
-def test_a_baseline_without_a_preset_axis_is_a_variant() -> None:
+def test_a_variant_is_the_blocks_axes_preset_first_and_may_be_the_baseline() -> None:
     axes = {"model.block.norm": ["rms_norm", "layer_norm"]}
     plan_of(grid(axes=axes, sensitivity={"baseline": "norm=rms_norm"}))
     with pytest.raises(UserError, match=r"did you mean 'norm=rms_norm'\?"):
         plan_of(grid(axes=axes, sensitivity={"baseline": "norm=rmsnorm"}))
-
-
-def test_a_variant_is_the_blocks_axes_preset_first() -> None:
     assert variant({"model.block.norm": None, PRESET: "sas", SEED: 1}, {}) == "sas+norm=null"
     assert variant({"model.block.norm": "rms_norm"}, {}) == "norm=rms_norm"
     assert variant({SEED: 1}, {"model": {"block": {"preset": "pre_ln"}}}) == "pre_ln"

@@ -131,11 +131,8 @@ def test_hyperband_begins_at_the_first_validation(tmp_path: Path) -> None:
 
 def rates(world: World, *values: float, **changes: object) -> None:
     """Six seeds of a good rate and a bad one; what the stand-in reports as its loss is the rate."""
-    axes = {
-        "model.block.preset": ["post_ln"],
-        "model.schedule.warmup_steps": [0],
-        "model.optimizer.lr": list(values or (0.1, 9.0)),
-    }
+    axes: dict[str, Any] = {"model.optimizer.lr": list(values or (0.1, 9.0))}
+    axes |= {"model.block.preset": ["post_ln"], "model.schedule.warmup_steps": [0]}
     world.write(seeds=6, delay=0.02, steps=40, axes=axes, **changes)
 
 
@@ -196,21 +193,19 @@ def test_reports_are_read_as_they_come_and_only_whole(folder: RunFolder) -> None
     assert list(reader.new(folder, 1)) == [(10, 2.0)]
 
 
-def test_the_reports_of_all_attempts_are_one_curve(folder: RunFolder) -> None:
+def test_the_reports_of_all_attempts_are_one_curve_of_each_metric(folder: RunFolder) -> None:
     first, second = folder.attempt(1).reports, folder.attempt(2).reports
     second.parent.mkdir()
     first.write_bytes(b'{"step": 5, "value": 3.0}\n{"step": 10, "value": 2.0}\n\0\0\0\n{"st')
     second.write_text('{"step": 10, "value": 2.0}\n{"step": 15, "value": 1.0}\n')
     assert read_reports(folder) == {5: 3.0, 10: 2.0, 15: 1.0}
     assert last_report(folder) == 1.0
-
-
-def test_reports_of_another_metric_are_left_out(folder: RunFolder) -> None:
+    second.unlink()
     lines = [(5, "val/nll", 3.0), (5, "val/bleu", 20.0), (10, "val/bleu", 21.0)]
     reports = [dict(zip(("step", "metric", "value"), line, strict=True)) for line in lines]
     old = {"step": 15, "value": 2.0}  # earlier versions did not name it
     text = "".join(json.dumps(report) + "\n" for report in (*reports, old))
-    folder.attempt(1).reports.write_text(text)
+    first.write_text(text)
     assert read_reports(folder, "val/nll") == {5: 3.0, 15: 2.0}
     assert read_reports(folder, "val/bleu") == {5: 20.0, 10: 21.0, 15: 2.0}
     assert last_report(folder, "val/nll") == 2.0
@@ -219,20 +214,16 @@ def test_reports_of_another_metric_are_left_out(folder: RunFolder) -> None:
 LAST = 40
 
 
-def grid_of_rates(folder: Path, cache: str, **changes: Any) -> Path:
+def grid_of_rates(folder: Path, cache: str) -> Path:
     """Five cells that learn, then one whose rate is far too small."""
     trainer = {"max_steps": LAST, "val_check_interval": 4, "log_every_n_steps": 2}
     base = tiny_config({**trainer, "limit_val_batches": 1}, data__cache=cache)
     rates, seeds = "model.optimizer.lr", list(range(1, 6))
-    tree = {
-        "name": "rates",
-        "base_config": base,
-        "axes": {rates: [4.0e-3, 1.0e-9], "seed_everything": seeds},
-        "exclude": [{rates: 1.0e-9, "seed_everything": seed} for seed in seeds[:-1]],
-        "pruner": "median",
-    }
+    tree: dict[str, Any] = {"name": "rates", "pruner": "median", "checkpoints": "best"}
+    tree |= {"base_config": base, "axes": {rates: [4.0e-3, 1.0e-9], "seed_everything": seeds}}
+    tree["exclude"] = [{rates: 1.0e-9, "seed_everything": seed} for seed in seeds[:-1]]
     path = folder / "rates.yaml"
-    path.write_text(yaml.safe_dump(tree | changes, sort_keys=False))
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
     return path
 
 
@@ -248,7 +239,7 @@ def ablate(*words: str) -> str:
 )
 # Over 5 s: six real trainings and their report.
 def test_a_cell_that_does_not_learn_is_ended(tmp_path: Path, cache: str, devices: int) -> None:
-    path, experiments = grid_of_rates(tmp_path, cache, checkpoints="best"), tmp_path / "experiments"
+    path, experiments = grid_of_rates(tmp_path, cache), tmp_path / "experiments"
     where = ["--experiments", str(experiments)]
     # One worker: five cells have ended before the sixth begins, and none of them can be pruned.
     given = ["--workers", "1", "--devices-per-cell", str(devices)]

@@ -47,6 +47,11 @@ def queue_of(folder: Path, metric: str = "val/nll", mode: str = "min", **options
     return Queue(grid, storage_spec(None, grid.folder.journal, {}), **options)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "tiny"
+
+
 def pop(queue: Queue) -> Claim:
     """Claim a cell and start an attempt, as a supervisor does."""
     claim = queue.pop() or pytest.fail("no cell is free")
@@ -80,8 +85,7 @@ def study(folder: Path) -> optuna.Study:
     return optuna.load_study(study_name="tiny-abc", storage=storage)
 
 
-def test_trials_show_parameters_and_come_in_order(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
+def test_trials_show_parameters_and_come_in_order(folder: Path) -> None:
     with queue_of(folder) as queue:
         for left, cell in zip((2, 1, 0), CELLS, strict=True):
             claim = pop(queue)
@@ -106,8 +110,7 @@ def test_trials_show_parameters_and_come_in_order(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("again", [False, True])
-def test_interrupted_cells_go_on_in_the_order_of_the_plan(tmp_path, marks, order, again) -> None:
-    folder = tmp_path / "tiny"
+def test_interrupted_cells_go_on_in_the_order_of_the_plan(folder, marks, order, again) -> None:
     with queue_of(folder) as queue:
         queue.put_back(pop(queue), "killed: SIGKILL", **marks)
         claims = [] if again else [pop(queue) for _ in CELLS]
@@ -121,9 +124,8 @@ def test_interrupted_cells_go_on_in_the_order_of_the_plan(tmp_path, marks, order
     assert failed[0].user_attrs["error"] == "killed: SIGKILL"
 
 
-def test_a_claimed_cell_is_of_one_supervisor_until_its_process_ends(tmp_path: Path) -> None:
+def test_a_claimed_cell_is_of_one_supervisor_until_its_process_ends(folder: Path) -> None:
     """Whatever its process does meanwhile; and a worker may outlive its supervisor."""
-    folder = tmp_path / "tiny"
     code = (
         "import sys; from pathlib import Path\n"
         "from tests.grids.test_queue import queue_of\n"
@@ -149,8 +151,7 @@ def test_a_claimed_cell_is_of_one_supervisor_until_its_process_ends(tmp_path: Pa
         assert pop(queue).cell.name == "cell0"
 
 
-def test_a_retry_is_of_one_crash_whoever_runs_it(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
+def test_a_retry_is_of_one_crash_whoever_runs_it(folder: Path) -> None:
     with queue_of(folder) as queue:
         for death in (True, True):
             queue.put_back(pop(queue), "killed", death=death)
@@ -187,8 +188,7 @@ def test_a_retry_is_of_one_crash_whoever_runs_it(tmp_path: Path) -> None:
         ("train/tokens_per_second", "min", "diverged", None, math.inf),
     ],
 )
-def test_a_failed_run_is_no_better(tmp_path, metric, mode, status, value, expected) -> None:
-    folder = tmp_path / "tiny"
+def test_a_failed_run_is_no_better(folder, metric, mode, status, value, expected) -> None:
     with queue_of(folder, metric, mode) as queue:
         claim = pop(queue)
         leave(folder, claim.cell, status, **{metric.replace("/", "_", 1): value})
@@ -200,18 +200,18 @@ def test_a_failed_run_is_no_better(tmp_path, metric, mode, status, value, expect
     assert complete.user_attrs["diverged"] is (status == "diverged")
 
 
-def test_a_result_of_another_metric_or_experiment_is_not_taken(tmp_path: Path) -> None:
-    leave(tmp_path / "tiny", CELLS[0], val_nll=1.0)
+def test_a_result_of_another_metric_or_experiment_is_not_taken(folder: Path) -> None:
+    leave(folder, CELLS[0], val_nll=1.0)
     with pytest.raises(UserError, match="'test/bleu'"):
-        queue_of(tmp_path / "tiny", "test/bleu", "max")
-    path = tmp_path / ".runs" / CELLS[0].id / "result.json"
+        queue_of(folder, "test/bleu", "max")
+    path = folder.parent / ".runs" / CELLS[0].id / "result.json"
     path.write_text(path.read_text().replace(CELLS[0].id, "f" * 16))
     with pytest.raises(UserError, match="is not the"):
-        queue_of(tmp_path / "tiny")
+        queue_of(folder)
 
 
-def test_a_study_that_does_not_answer_delays_no_cell(tmp_path: Path, monkeypatch, capsys) -> None:
-    folder, hangs = tmp_path / "tiny", threading.Event()
+def test_a_study_that_does_not_answer_delays_no_cell(folder: Path, monkeypatch, capsys) -> None:
+    hangs = threading.Event()
     with monkeypatch.context() as patch:
         patch.setattr("lightning_app.grids.study._HURRY", 0.2)
         patch.setattr(Study, "_begin", lambda *_: hangs.wait(60))
@@ -230,8 +230,7 @@ def test_a_study_that_does_not_answer_delays_no_cell(tmp_path: Path, monkeypatch
     assert len(study(folder).trials) == len(CELLS)
 
 
-def test_results_on_disk_are_adopted_with_their_times(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
+def test_results_on_disk_are_adopted_with_their_times(folder: Path) -> None:
     leave(folder, CELLS[1], val_nll=1.5)
     with queue_of(folder) as queue:
         assert queue.waiting == 2
@@ -244,8 +243,7 @@ def test_results_on_disk_are_adopted_with_their_times(tmp_path: Path) -> None:
     assert complete[0].duration.total_seconds() == 5.0
 
 
-def test_running_trials_of_a_dead_supervisor_are_settled(tmp_path: Path) -> None:
-    folder = tmp_path / "tiny"
+def test_running_trials_of_a_dead_supervisor_are_settled(folder: Path) -> None:
     with queue_of(folder) as queue:
         claims = [pop(queue) for _ in CELLS]
     leave(folder, CELLS[0], val_nll=1.5)
@@ -285,8 +283,7 @@ OF = [partial(of_cell, cell=cell) for cell in ("another", CELLS[1].id)]  # witho
 
 
 @pytest.mark.parametrize("damage", [complete_twice, running_forever, another_value, *OF])
-def test_a_study_that_contradicts_the_disk_is_made_again(tmp_path: Path, damage: Any) -> None:
-    folder = tmp_path / "tiny"
+def test_a_study_that_contradicts_the_disk_is_made_again(folder: Path, damage: Any) -> None:
     leave(folder, CELLS[0], val_nll=2.0)
     for damaging in (damage, lambda _: None):
         with queue_of(folder):

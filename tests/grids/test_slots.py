@@ -92,7 +92,7 @@ def test_a_container_gets_the_workers_of_its_limit(monkeypatch, quota, expected:
     assert default_workers() == expected
 
 
-def test_each_gpu_gets_a_cell_before_any_gets_two_and_no_cell_two_slots() -> None:
+def test_each_gpu_gets_a_cell_before_any_gets_two_and_cells_of_several_share_none() -> None:
     assert len(slots_of(cores=8, visible=(), cells=3)) == 3
     assert len(slots_of(cores=8, visible=("0", "1"), cells=1)) == 1
     slots = slots_of(cores=8, visible=("0", "1"), sharing=2, cells=99)
@@ -101,12 +101,9 @@ def test_each_gpu_gets_a_cell_before_any_gets_two_and_no_cell_two_slots() -> Non
     assert set(order[2:]) == {("0",), ("1",)}
     few = taken(slots_of(cores=8, visible=("0", "1"), sharing=2, workers=3, cells=99))
     assert sorted((slot.group, slot.sharing) for slot in few) == [(0, 2), (0, 2), (1, 1)]
-
-
-def test_cells_of_several_gpus_never_share_one_by_accident() -> None:
-    slots = taken(slots_of(cores=8, visible=("2", "3", "5", "7", "9"), devices=2, cells=99))
-    assert [slot.visible for slot in slots] == [("2", "3"), ("5", "7")]
-    assert [slot.threads for slot in slots] == [2, 2]
+    pairs = taken(slots_of(cores=8, visible=("2", "3", "5", "7", "9"), devices=2, cells=99))
+    assert [slot.visible for slot in pairs] == [("2", "3"), ("5", "7")]
+    assert [slot.threads for slot in pairs] == [2, 2]
 
 
 @pytest.mark.parametrize(

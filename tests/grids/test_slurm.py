@@ -112,11 +112,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 def step_reached(folder: Path) -> int:
-    steps = [
-        json.loads(each.read_text())["step"]
-        for each in folder.glob("runs/*/attempts/*/progress.json")
-    ]
-    return max(steps, default=0)
+    found = folder.glob("runs/*/attempts/*/progress.json")
+    return max((json.loads(each.read_text())["step"] for each in found), default=0)
 
 
 AGAIN = "requeue Incomplete 4242_0\n"

@@ -208,7 +208,7 @@ def grid(tmp_path: Path) -> GridFolder:
     return folder
 
 
-def test_a_run_lies_where_its_id_says_and_has_the_names_of_its_grids(grid: GridFolder) -> None:
+def test_a_run_lies_where_its_id_says_with_one_lock_and_the_names_of_its_grids(grid) -> None:
     store = grid.experiments / STORE
     assert locate_run(grid, "name", ID).path == grid.runs / "name"  # nothing is there yet
     run = place_run(grid, "name", ID)
@@ -221,6 +221,11 @@ def test_a_run_lies_where_its_id_says_and_has_the_names_of_its_grids(grid: GridF
     assert locate_run(other, "its name", ID).path == other.runs / "its name"
     assert run.grids() == {"grid": "name", "other": "its name"}
     assert (run.grid, RunFolder(store / ID).grid) == ("grid", None)
+    with run_lock(run):
+        theirs = place_run(other, "other name", ID)
+        assert is_held(theirs.lock)
+        with pytest.raises(UserError, match="is training this"), run_lock(theirs):
+            pass
     shutil.rmtree(other.path)
     drop_links(grid, {"another name"})
     assert not run.path.exists()
@@ -300,12 +305,7 @@ def test_a_grid_that_was_copied_beside_another_store_is_refused(grid: GridFolder
         locate_run(copied, "name", ID)
     copied.runs.rename(copied.path / "before")  # as the message advises
     assert not locate_run(copied, "name", ID).path.exists()
-
-
-def test_a_grid_whose_runs_were_removed_or_put_aside_is_no_copy(grid: GridFolder) -> None:
-    for name, identity in (("name", ID), ("other", OTHER)):
-        place_run(grid, name, identity)
-    grid.plan.write_text("{}")
+    # A grid whose runs were removed or put aside is no copy.
     shutil.rmtree(grid.experiments / STORE / OTHER)
     assert not locate_run(grid, "other", OTHER).path.exists()
     put_aside(grid.experiments, ID)
@@ -377,16 +377,6 @@ def test_a_run_that_is_put_aside_leaves_its_place_to_a_new_one(grid: GridFolder)
         assert run.grids() == {"grid": "name", "other": "name"}
     assert len(superseded(grid.experiments, {ID})) == 2
     assert superseded(grid.experiments, {OTHER}) == []
-
-
-def test_two_grids_meet_at_the_lock_of_a_run(grid: GridFolder) -> None:
-    other = GridFolder(grid.experiments / "other")
-    run = place_run(grid, "name", ID)
-    with run_lock(run):
-        theirs = place_run(other, "other name", ID)
-        assert is_held(theirs.lock)
-        with pytest.raises(UserError, match="is training this"), run_lock(theirs):
-            pass
 
 
 def test_what_a_finished_run_lacks_is_named(former: Path) -> None:

@@ -45,9 +45,8 @@ def run_cell(job: Job, rank: int) -> None:
 def main() -> int:
     grid, folder, *rest = sys.argv[1:]
     words = dict(word.split("=", 1) for word in rest)
-    options = Options(
-        workers=1, devices_per_cell=2, hang_limit=float(words.get("hang_limit", 1800))
-    )
+    limit = float(words.get("hang_limit", 1800))
+    options = Options(workers=1, devices_per_cell=2, hang_limit=limit)
     ending = run_grid(read_spec(grid), GridFolder(Path(folder)), options, program="watched")
     return 130 if ending.cut else 0
 
