@@ -74,6 +74,6 @@ def test_what_changes_arithmetic_is_recorded(monkeypatch: pytest.MonkeyPatch) ->
         torch.set_float32_matmul_precision(switch)
     torch.use_deterministic_algorithms(True)
     try:
-        assert arithmetic() == {"deterministic_algorithms": "True"}
+        assert arithmetic() == {**before, "deterministic_algorithms": "True"}
     finally:
         torch.use_deterministic_algorithms(False)
