@@ -268,8 +268,9 @@ def _as_torch(block: Block) -> None:
             sizes = part.in_features, part.out_features
             part.weight.mul_(math.sqrt(sum(sizes) / (6 * part.in_features)))
     for attention in block.modules():
-        if isinstance(attention, Attention) and isinstance(attention.output, nn.Linear):
-            nn.init.zeros_(attention.output.bias)
+        output = attention.output if isinstance(attention, Attention) else None
+        if isinstance(output, nn.Linear) and output.bias is not None:
+            nn.init.zeros_(output.bias)
 
 
 def _draw(
