@@ -3,12 +3,17 @@
     pip install -e '.[test,bench]'
     python benchmarks/gpu_campaign.py --json gpu.json
     python benchmarks/gpu_campaign.py --dry-run --json dry.json
+    python benchmarks/gpu_campaign.py --grids ablations/widths.yaml --out studies --json gpu.json
 
 Sections (`gpu_sections.py`) run one after another in order of worth, each in a process of its own
 with a limit. The JSON has device, driver, versions, commit, command, and for each section its time
 and results; it is complete after every section. A section that fails or is stopped keeps what it
 had measured, and its error is in the JSON; one that the budget leaves no time for is named with
 the reason. `--dry-run` runs every section on the CPU with tiny sizes; its figures mean nothing.
+
+With `--grids` these grids run first, each for at most a share of the budget. What has ended by then
+lies in `OUT/NAME.tar.gz`, a published study, which `ablate report NAME` restores once it is
+unpacked; `ablate run` then continues it.
 
 The exit code is 1 if a section failed or was stopped, 2 if there is no GPU.
 """
@@ -18,6 +23,7 @@ import gc
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +32,7 @@ import time
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -71,6 +77,14 @@ def said(command: list[str]) -> str:
 
 def write(path: Path, content: Any) -> None:
     write_whole(path, json.dumps(as_mappings(content), indent=1) + "\n")
+
+
+class RunGrids(NamedTuple):
+    """Where the studies go, the processes at a time, and the share of the budget for all."""
+
+    out: Path
+    processes: int
+    share: float
 
 
 def measure(name: str, where: Where, path: Path) -> int:
@@ -121,11 +135,42 @@ def apart(name: str, where: Where, path: Path, limit: float) -> dict[str, Any]:
     return found
 
 
-def campaign(where: Where, path: Path, names: list[str], budget: float) -> int:
-    """Run the sections and write the JSON after each of them; return the exit code."""
+def run_grid(grid: Path, out: Path, processes: int, seconds: float) -> dict[str, Any]:
+    """Run a grid for at most `seconds`, and pack what has ended into `out`."""
+    name, began = grid.stem, time.monotonic()
+    minutes, rest = divmod(round(max(1.0, seconds)), 60)
+    ablate = [sys.executable, "-m", "lightning_app"]
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        at = ["--experiments", folder]
+        words = [*ablate, "run", str(grid), *at, "--workers", str(processes)]
+        if torch.cuda.is_available():
+            words += ["--slots-per-device", str(processes)]
+        words += ["--max-time", f"{minutes // 60:02}:{minutes % 60:02}:{rest:02}"]
+        study = Path(folder) / "published" / name
+        publish = [*ablate, "report", str(grid), *at, "--publish", str(study)]
+        for what, command in (("run", words), ("publish", publish)):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            found |= {what: done.returncode, f"{what}_said": (done.stdout + done.stderr)[-3000:]}
+            found |= {f"{what}_seconds": time.monotonic() - began}
+        if study.is_dir():
+            out.mkdir(parents=True, exist_ok=True)
+            shutil.make_archive(str(out / name), "gztar", study.parent, name)
+    return found
+
+
+def campaign(
+    where: Where, path: Path, names: list[str], budget: float, grids: list[Path], how: RunGrids
+) -> int:
+    """Run the grids and the sections, and write the JSON after each; return the exit code."""
     ends = time.monotonic() + budget
     content: dict[str, Any] = {**about(where), "dry_run": where.dry, "budget": budget}
-    content["sections"] = {}
+    content |= {"grids": {}, "sections": {}}
+    for grid in grids:
+        print(f"{grid}", flush=True)
+        share = how.share * budget / len(grids)
+        content["grids"][grid.stem] = run_grid(grid, how.out, how.processes, share)
+        write(path, content)
     for name in names:
         section, left = SECTIONS[name], ends - time.monotonic()
         if left < LEAST:
@@ -144,6 +189,8 @@ def campaign(where: Where, path: Path, names: list[str], budget: float) -> int:
         shown = [f"{found['seconds']:.0f} s"] if "seconds" in found else []
         print(f"  {', '.join([found['status'], *shown, found.get('reason', '')]).rstrip(', ')}")
     print(f"numbers: {path}")
+    if any(each["publish"] for each in content["grids"].values()):
+        return 1
     failed = {"failed", "stopped"}
     return int(any(each["status"] in failed for each in content["sections"].values()))
 
@@ -153,6 +200,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("gpu_campaign.json"), metavar="FILE")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS")
+    parser.add_argument("--grids", nargs="+", type=Path, default=[], metavar="FILE")
+    parser.add_argument("--out", type=Path, default=Path("studies"), metavar="DIR")
+    parser.add_argument("--processes", type=int, default=6, help="of a grid, at a time")
+    parser.add_argument("--share", type=float, default=0.5, help="of the budget, for grids")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU")
     args = parser.parse_args()
     if not args.dry_run and not torch.cuda.is_available():
@@ -160,7 +211,8 @@ def main() -> int:
         return 2
     where = Where("cpu" if args.dry_run else "cuda", args.dry_run)
     multiprocessing.set_forkserver_preload(["benchmarks.bench"])
-    return campaign(where, args.json, args.sections, args.budget)
+    how = RunGrids(args.out, args.processes, args.share)
+    return campaign(where, args.json, args.sections, args.budget, args.grids, how)
 
 
 if __name__ == "__main__":

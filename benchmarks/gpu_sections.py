@@ -4,9 +4,10 @@ A section yields named results as soon as it has them, so that what it measured 
 its limit is kept. With `dry` the sizes are tiny and the device is the CPU.
 """
 
-import multiprocessing
+import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import bench as comparisons
-from benchmarks.bench import Maps, attention_work, in_form
+from benchmarks.bench import Maps
 from benchmarks.measure import (
     Clock,
     Contender,
@@ -31,10 +32,9 @@ from benchmarks.measure import (
     rate_in_force,
     rounds,
 )
-from benchmarks.peers import Setting, batch_of, learner, preset_work, work
+from benchmarks.peers import Setting, batch_of, causal, learner, preset_work, work
 from lightning_app.blocks.config import BlockConfig
-from lightning_app.blocks.kernels import tiled
-from lightning_app.blocks.presets import PRESETS
+from lightning_app.models.loss import ObjectiveConfig
 
 ROOT = Path(__file__).parents[1]
 TINY = Setting(depth=1, width=16, ff_dim=32, heads=2, vocabulary=50, length=8, tokens=32)
@@ -66,7 +66,7 @@ class Where:
 def gpu_tests(where: Where) -> Found:
     """The tests that need a GPU (`pytest -m gpu`); a dry run only collects them."""
     words = ["-q", "-n0", "-m", "gpu", "-p", "no:cacheprovider"]
-    words += ["tests/test_gpu.py", "tests/test_out_of_memory.py"]
+    words += ["tests/test_gpu.py", "tests/test_out_of_memory.py", "tests/training/test_packs.py"]
     words += ["--collect-only"] if where.dry else []
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words],
@@ -136,13 +136,6 @@ def attention(where: Where) -> Found:
             yield f"T={length}, {precision}", found
 
 
-def presets(where: Where) -> Found:
-    """The training step of every preset over that of `pre_ln`."""
-    how = replace(where.how, rounds=5)
-    for name in ("sas",) if where.dry else reversed([*PRESETS]):  # the newest first
-        yield name, list(comparisons.presets(where.setting(), ("pre_ln", name), how))
-
-
 def compiled(where: Where) -> Found:
     """`compile: blocks` against eager; a dry run compiles with a backend that changes nothing."""
     how = {"backend": "eager"} if where.dry else {}
@@ -184,84 +177,121 @@ def against_eager(where: Where, name: str, tokens: int, how: dict[str, Any]) -> 
     }
 
 
-def tile_sizes(where: Where) -> Found:
-    """Residual attention by the size of its tiles (`GPU_TILE` in blocks/kernels/tiled.py)."""
-    name = "GPU_TILE" if where.device == "cuda" else "TILE"
-    for length in (8,) if where.dry else (128, 1024, 4096):
-        maps = Maps(
-            length=length, tokens=length if where.dry else 8192, depth=2 if where.dry else 12
-        )
-        maps = replace(maps, device=where.device, precision="bf16", causal=False)
-        powers = (4, 6) if where.dry else (18, 20, 22, 24, 26, 28)
-        for form in ("reversible", "blocked"):
-            same = attention_work(maps, in_form(form))
-            runs = [partial(with_tile, name, 2**power, same) for power in powers]
-            clock = Clock(torch.device(where.device))
-            times = rounds(runs, where.how.rounds, clock, where.how.warm)
-            named = zip(powers, times, strict=True)
-            yield f"T={length}, {form}", {f"2^{power}": Spread.of(each) for power, each in named}
+def packed(where: Where) -> Found:
+    """The training step of a pack over that of one model: a causal LM in float32."""
+    rates = where.rates()
+    yield "rates", rates
+    rate = rate_in_force(rates, where.device, bf16=False)
+    how = replace(where.how, rounds=1 if where.dry else 7, rate=rate)
+    for width in (16,) if where.dry else (64, 256, 512):
+        sizes = {"width": width, "ff_dim": 4 * width, "heads": max(2, width // 16)}
+        sizes |= {} if where.dry else {"vocabulary": 2000, "length": 64, "tokens": 1024}
+        setting = replace(causal(where.setting(**sizes)), precision="32")
+        contenders = [Contender("one model", partial(preset_work, setting, "pre_ln"))]
+        for models in (2,) if where.dry else (8, 32):
+            build = partial(packed_work, setting, "pre_ln", models)
+            contenders.append(Contender(f"pack of {models}", build))
+        yield f"width {width}", compare(f"width {width}", contenders, how)
 
 
-def with_tile(name: str, size: int, work: Work) -> None:
-    before = getattr(tiled, name)
-    setattr(tiled, name, size)
-    try:
-        work.run()
-    finally:
-        setattr(tiled, name, before)
+def packed_work(setting: Setting, preset: str, models: int) -> Work:
+    """Return one training step of a pack of models."""
+    from lightning_app.training.module import TransformerModule
+    from lightning_app.training.packs import PackedModule
+
+    torch.manual_seed(1)
+    batch, block = batch_of(setting), BlockConfig(preset=preset)
+    objective = ObjectiveConfig(kind=setting.task, label_smoothing=setting.label_smoothing)
+    module = PackedModule([TransformerModule(block, setting.architecture(), objective)], models)
+    module.build(setting.vocabulary)
+    module.to(setting.device)
+    optimizer = module.packed_optimizer()
+
+    def run() -> None:
+        losses, _ = module.sums(batch)
+        (losses / batch.predicted_tokens).sum().backward()
+        optimizer.step()
+        module.weights.grad = None
+
+    return Work(run, module.weights.numel())
 
 
-def slots(where: Where) -> Found:
-    """Steps a second of several processes on one device, all together."""
-    sizes: dict[str, dict[str, Any]] = {
-        "3+3 of 64, 1024 tokens": {"depth": 3, "width": 64, "ff_dim": 128, "tokens": 1024},
-        "6+6 of 256, 4096 tokens": {"width": 256, "ff_dim": 512},
-        "6+6 of 512, 4096 tokens": {},
+@dataclass(frozen=True)
+class Row:
+    """A way to run many cells: `packs` of `width` cells by `processes` on the CPU or the GPU."""
+
+    processes: int
+    packs: int
+    width: int = 1
+    accelerator: str = "gpu"
+
+
+ROWS = {
+    "6 processes": Row(6, 12),
+    "14 processes": Row(14, 28),
+    "14 processes on the CPU": Row(14, 28, accelerator="cpu"),
+    "1 process, packs of 32": Row(1, 1, 32),
+    "6 processes, packs of 32": Row(6, 12, 32),
+}
+"""The first is what the project did before packs."""
+
+
+def cells(where: Where) -> Found:
+    """Cells per hour of `ablate run`, start included: a causal LM of 6 blocks of width 64.
+
+    Each cell has 400 steps of 1,024 tokens and 4 validations.
+    """
+    for name, row in ROWS.items():
+        if where.dry:
+            row = replace(row, processes=1, packs=1, width=min(row.width, 2), accelerator="cpu")
+        yield name, run_row(row, where.dry)
+
+
+def run_row(row: Row, dry: bool) -> dict[str, Any]:
+    """Run a grid as `row` says, and return its cells, seconds and cells per hour."""
+    width, steps = (16, 4) if dry else (64, 400)
+    sizes = {"kind": "decoder", "decoder_depth": 1 if dry else 6, "model_dim": width}
+    sizes |= {"ff_dim": 4 * width, "num_heads": 4, "dropout": 0.0, "activation": "gelu"}
+    of_seed = max(1, row.width // 2)
+    seeds = row.packs if row.width > 1 else max(1, row.packs // 2)
+    trainer = {"max_steps": steps, "val_check_interval": max(1, steps // 4)}
+    trainer |= {"limit_val_batches": 1 if dry else 20, "accelerator": row.accelerator}
+    data = {"name": "synthetic", "tokenizer": "word", "vocab_size": None}
+    grid = {
+        "name": "row",
+        "base_config": {
+            "trainer": {**trainer, "log_every_n_steps": 10},
+            "model": {
+                "architecture": sizes,
+                "objective": {"kind": "causal_lm", "evaluate_test": False},
+                "schedule": {"kind": "constant"},
+            },
+            "data": {**data, "window": 64, "tokens_per_batch": 1024},
+        },
+        "axes": {
+            "model.pack": [row.width],
+            "seed_everything": seeds,
+            "model.optimizer.lr": [1e-4 * 1.25**number for number in range(of_seed)],
+            "model.schedule.warmup_steps": [0, steps // 4],
+        },
+        "checkpoints": "none",
     }
-    for name, changes in list(sizes.items())[: 1 if where.dry else 3]:
-        setting = where.setting(**changes, length=32)
-        for processes in (1, 2) if where.dry else (1, 2, 4):
-            yield f"{name}, {processes} processes", together(setting, processes, where.dry)
-
-
-def together(setting: Setting, processes: int, dry: bool) -> dict[str, Any]:
-    """Run the same step in several processes at the same time."""
-    context = multiprocessing.get_context("forkserver")
-    start, done = context.Barrier(processes), context.Queue()
-    seconds = 0.2 if dry else 4.0
-    children = [
-        context.Process(target=one_of, args=(setting, seconds, start, done), daemon=True)
-        for _ in range(processes)
-    ]
-    for child in children:
-        child.start()
-    rates = [done.get(timeout=60.0) for _ in children]
-    for child in children:
-        child.join()
-    failed = [rate for rate in rates if isinstance(rate, str)]
-    if failed:
-        raise RuntimeError(failed[0])
-    return {"steps_per_second": sum(rates), "each": rates}
-
-
-def one_of(setting: Setting, seconds: float, start: Any, done: Any) -> None:
-    """Put the steps a second of this process into `done`, or its error as text."""
-    try:
-        torch.set_num_threads(1)
-        run = preset_work(setting, "post_ln").run
-        clock = Clock(torch.device(setting.device))
-        for _ in range(3):
-            clock.seconds(run)
-        start.wait(timeout=50.0)
-        count, began = 0, time.perf_counter()
-        while time.perf_counter() - began < seconds:
-            clock.seconds(run)
-            count += 1
-        done.put(count / (time.perf_counter() - began))
-    except Exception as error:
-        start.abort()
-        done.put(f"{type(error).__name__}: {error}")
-        raise
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "row.json"  # which YAML reads
+        path.write_text(json.dumps(grid))
+        words = [sys.executable, "-m", "lightning_app", "run", str(path), "--workers"]
+        words += [str(row.processes), "--experiments", folder]
+        if row.accelerator == "gpu":
+            words += ["--slots-per-device", str(row.processes)]
+        began = time.time()
+        said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        whole = time.time() - began
+        ends = [each.stat().st_mtime for each in Path(folder).glob("row/runs/*/result.json")]
+    if not ends:
+        raise RuntimeError(f"no cell has a result: {said.stdout[-2000:]}{said.stderr[-2000:]}")
+    seconds = max(ends) - began
+    hourly = 3600.0 * len(ends) / seconds
+    return {"cells": len(ends), "seconds": seconds, "with_report": whole, "cells_per_hour": hourly}
 
 
 def peers(where: Where) -> Found:
@@ -286,11 +316,10 @@ class Section:
 # In order of worth: where the time is over, the last ones are left out.
 SECTIONS: dict[str, Section] = {
     "tests": Section(gpu_tests, 90.0),
+    "cells": Section(cells, 240.0),
+    "packed": Section(packed, 60.0),
     "steps": Section(steps, 70.0),
     "attention": Section(attention, 100.0),
     "compile": Section(compiled, 150.0),
-    "slots": Section(slots, 110.0),
-    "tiles": Section(tile_sizes, 60.0),
-    "presets": Section(presets, 100.0),
     "peers": Section(peers, 60.0),
 }

@@ -1,11 +1,12 @@
 """Print the best rate of each arm of the study `widths`, and how it moves with the width.
 
-    python -m benchmarks.widths [STUDY]
+    python -m benchmarks.widths [STUDY ...]
 
 The best rate of an arm is the least point, within the range tried, of the cubic in log2 of the rate
 that fits its trials by least squares: those of all seeds that trained and are within `NEAR` nats of
 the arm's least. A shift, in octaves, is that of the widest arm less that of the narrowest. Its
-interval is the jackknife's over seeds, with Student's t. STUDY is a folder with `results.parquet`.
+interval is the jackknife's over seeds, with Student's t. STUDY is a folder with `results.parquet`;
+the arms of several are taken together.
 """
 
 import math
@@ -51,8 +52,8 @@ def shift(narrow: Any, wide: Any) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    study = Path(sys.argv[1]) if len(sys.argv) > 1 else STUDY
-    runs: Any = pd.read_parquet(study / "results.parquet")
+    studies = [Path(word) for word in sys.argv[1:]] or [STUDY]
+    runs: Any = pd.concat([pd.read_parquet(study / "results.parquet") for study in studies])
     keys = zip(*(runs[name].tolist() for name in (KIND, "variant", "warmup")), strict=True)
     for kind, variant, warmup in sorted(set(keys)):
         same = (runs[KIND] == kind) & (runs["variant"] == variant) & (runs["warmup"] == warmup)

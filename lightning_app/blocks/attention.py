@@ -18,7 +18,7 @@ from lightning_app.blocks.kernels.choose import (
     attend_with_sums,
 )
 from lightning_app.blocks.kernels.stored import MapGains, Queries
-from lightning_app.blocks.linear import Linear, linear
+from lightning_app.blocks.linear import Linear, is_followed, linear
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import BOUNDS, LearnedScalars, Norm, Scale, build_norm, built_aside
 from lightning_app.blocks.placed import Heads, Placed
@@ -423,7 +423,7 @@ def project(u: States, num_heads: int, *projections: nn.Module) -> list[Heads]:
 
 
 def _split_heads(joined: Tensor, parts: int, num_heads: int) -> tuple[Tensor, ...]:
-    if torch.compiler.is_compiling():
+    if is_followed():
         return joined.unflatten(-1, (parts, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind()
     return _SplitHeads.apply(joined, parts, num_heads)  # pyright: ignore[reportReturnType]
 

@@ -7,6 +7,9 @@ processor, type and size, so that a resumed run computes the same bits on the sa
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any, final
@@ -24,6 +27,24 @@ SMALL_TURNED = 2**21
 """The same limit for an `x` that oneDNN, unlike MKL, must first transpose in memory."""
 SMALL_TURNED_ZEN_4 = 2**26
 """The same limit where oneDNN is hardly faster, because the 512 bits are two 256-bit units."""
+
+
+_followed: ContextVar[bool] = ContextVar("followed", default=False)
+
+
+@contextmanager
+def followed() -> Iterator[None]:
+    """Use only PyTorch's own operations, which `torch.vmap` can follow."""
+    token = _followed.set(True)
+    try:
+        yield
+    finally:
+        _followed.reset(token)
+
+
+def is_followed() -> bool:
+    """Whether `torch.compile` or `torch.vmap` follows the operations: both know only PyTorch's."""
+    return torch.compiler.is_compiling() or _followed.get()
 
 
 @cache
@@ -70,7 +91,7 @@ def takes_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
-        and not torch.compiler.is_compiling()
+        and not is_followed()
         and not torch.is_autocast_enabled("cpu")
         and prefers_onednn()
         and x.numel() * weight.shape[0] >= _smallest(turned=not x.is_contiguous())

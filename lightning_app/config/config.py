@@ -93,6 +93,7 @@ class ModelConfig(OwnClass):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     compile: Literal["none", "blocks"] = "none"
+    pack: int = 1
     init_from: str | None = None
 
 
@@ -283,6 +284,8 @@ def _traits(
     yield from declared(parts, callbacks, tree["trainer"]["strategy"])
     if model.architecture.positions not in _UNBIASED:
         yield "other_logits", f"model.architecture.positions: {model.architecture.positions}"
+    if model.pack > 1:
+        yield "packed", f"model.pack: {model.pack}"
     if model.compile != "none":
         yield "other_logits", f"model.compile: {model.compile}"
 

@@ -89,6 +89,51 @@ def _few_positions(run: RunSubject, longest: Any, kind: str) -> Any:
     return few and (longest, kind, run.task.length, needed - run.task.marks, needed)
 
 
+_STACKED: Mapping[str, tuple[Any, ...]] = {
+    "model.objective.kind": ("causal_lm", "masked_lm", "translation"),
+    "model.objective.next_sentence": (False,),
+    "model.objective.validation_bleu": (0,),
+    "model.objective.intermediate_weight": (0.0,),
+    "model.objective.second_target_weight": (0.0,),
+    "model.optimizer.kind": ("adam", "adamw"),
+    "model.optimizer.bias_correction": (True,),
+    "model.optimizer.second_moment_start": ("zero",),
+    "model.optimizer.momentum_warmup_steps": (0,),
+    "model.architecture.dropout": (0.0,),
+    "model.architecture.attention_dropout": (0.0,),
+    "model.block.query_key_noise": (None, 0.0),
+    "model.block.stochastic_depth": (None, 0.0),
+    "model.block.localised_span": (None,),
+    "model.block.adaptive_span": (None,),
+    "model.block.halting": (None,),
+    "model.block.memory": (None,),
+    "model.compile": ("none",),
+    "model.init_from": (None,),
+    "model.class_path": (None,),
+    "data.class_path": (None,),
+    "trainer.callbacks": (None, []),
+    "trainer.plugins": (None, []),
+    "trainer.strategy": ("auto",),
+    "trainer.devices": ("auto", 1, "1"),
+    "trainer.precision": ("32-true", "64-true", "bf16-mixed", 32, 64, "32", "64"),
+}
+"""The values that the cells of a pack may have: `torch.vmap` follows no draws and no parts that
+keep a state, and what a pack logs and stores is that of plain runs."""
+
+
+def _unstackable(run: RunSubject, pack: int) -> Iterator[str]:
+    """Yield what a pack of models cannot have."""
+    if pack < 1:
+        yield f"{pack}; must be at least 1"
+    for field, usual in _STACKED.items() if pack > 1 else ():
+        if (value := run.value(field)) not in usual:
+            least = f"use 1, or {' or '.join(map(str, usual))}"
+            yield f"{pack} with {field} {value}, which stacked models do not have; {least}"
+    task = run.value("model.objective")
+    if pack > 1 and task["kind"] == "translation" and task["evaluate_test"]:
+        yield f"{pack} with model.objective.evaluate_test true, which decodes; use 1, or false"
+
+
 RUN_RULES = (
     Refusal(
         "a task has its architecture",
@@ -148,6 +193,7 @@ RUN_RULES = (
         "mup has rules for model.optimizer.kind adam and adamw and for model.objective.kind "
         "causal_lm and translation, not for '{1}' with '{2}'; use standard",
     ),
+    Refusal("a pack stacks models", ("model.pack",), _unstackable),
     Refusal(
         "a memory reads streams",
         ("data.order",),
@@ -182,6 +228,7 @@ CLASHES = (
     ),
     Clash(("averages_last", "averages_all"), f"{{0}} with {{1}}{_AVERAGED}; remove one of them"),
     Clash(("averages_last", "follows_steps"), "{0} with {1}, which no average keeps; remove one"),
+    Clash(("packed", "follows_steps"), "{0} stacks models, which {1} does not allow; use pack 1"),
     Clash(("keeps_norms", "decays_weights"), "{1} with {0}, which undoes it; use 0"),
     Clash(
         ("scales_logits", "other_logits"),
@@ -455,6 +502,12 @@ def _coarse(grid: GridSubject, _: Any, search: Any) -> Any:
     return swept and coarse and (swept[0], coarse[0])
 
 
+def _packs(grid: GridSubject, keep: Any, pruner: Any) -> Any:
+    widths = grid.axes.get("model.pack", [lookup(grid.base, "model.pack")])
+    packed = any(isinstance(width, int) and width > 1 for width in widths)
+    return packed and (keep not in ("last", "none") or pruner) and (label(keep), label(pruner))
+
+
 COMPARE = Refusal("comparisons have a baseline", ("compare", "axes"), _compare)
 _NO_FINAL_LOSS = "a pruned run has no final loss, so no sensitivity could be reported"
 
@@ -468,6 +521,12 @@ GRID_RULES = (
         f"cannot be combined with {_PARENT}; give one of them",
     ),
     Refusal("a parent grid has runs to start from", ("init_from.grid",), _continued),
+    Refusal(
+        "a pack keeps last checkpoints",
+        ("checkpoints", "pruner"),
+        _packs,
+        "{0} and pruner {1} with model.pack; a pack needs checkpoints last or none, and no pruner",
+    ),
     Refusal("exclusions are cells", ("exclude", "axes"), _exclude),
     _reference("reference_warmup", WARMUP),
     _reference("baseline", PRESET),

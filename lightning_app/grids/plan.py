@@ -1,6 +1,7 @@
 """The plan of a grid: its cells, resolved and checked, their parents, and the grid's folder."""
 
 import hashlib
+import json
 import math
 import re
 from collections import Counter
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 from lightning_app.config.classes import classes_of
 from lightning_app.config.grid import GridSpec, ParentGrid
-from lightning_app.config.identity import Identity, read_record
+from lightning_app.config.identity import Identity, leaves, read_record
 from lightning_app.config.sources import without_derived
 from lightning_app.config.tree import (
     BLOCK,
@@ -782,6 +783,19 @@ class Grid:
         """The config of a cell as in the grid file: without defaults."""
         parent = {FIELD: str(self.folder.path.parent / cell.parent)} if cell.parent else {}
         return cell_tree(self.spec.base_config, {**cell.axes, **parent})
+
+    def pack(self, cell: Cell) -> tuple[int, str]:
+        """The width of the pack of a cell, and what the cells have in common that may be in it."""
+        if cell.id not in self._packs:
+            given = dict(leaves(self.tree(cell)))
+            common = {key: value for key, value in given.items() if key not in (RATE, WARMUP)}
+            text = json.dumps(common, sort_keys=True, default=str)
+            self._packs[cell.id] = given.get("model.pack", 1), text
+        return self._packs[cell.id]
+
+    @cached_property
+    def _packs(self) -> dict[str, tuple[int, str]]:
+        return {}
 
     def variant(self, cell: Cell | Waiting) -> str:
         """The variant of a cell: the block described by its axes."""

@@ -20,6 +20,7 @@ from lightning_app.grids.workers import Job
 from lightning_app.runs.provenance import software
 from lightning_app.scores.task_facts import TASKS
 from lightning_app.tasks.base import task_class
+from lightning_app.training import packs
 from lightning_app.training import run as trainer
 from lightning_app.training.hardware import here, join_process_group
 from lightning_app.training.run import quiet
@@ -58,8 +59,12 @@ def count_devices() -> int:
     return torch.cuda.device_count()
 
 
-def run_cell(job: Job, rank: int) -> None:
-    """Train a cell as one of its ranks, from the config in its folder."""
+def run_cell(job: Job, rank: int, *others: Job) -> None:
+    """Train a cell as one of its ranks, from the config in its folder; `others` are of its pack."""
+    if job.tree.get("model", {}).get("pack", 1) > 1:
+        cells = [(each.folder.path, each.attempt) for each in (job, *others)]
+        packs.run_pack(cells, keep=job.keep, slot=job.slot.record(), command=job.command)
+        return
     if job.slot.devices > 1:
         accelerator = job.tree.get("trainer", {}).get("accelerator", "auto")
         join_process_group(rank, job.slot.devices, job.record.meeting, accelerator)

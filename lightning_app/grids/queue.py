@@ -8,6 +8,7 @@ study of the grid (`study`) follows them.
 
 import json
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
@@ -144,9 +145,9 @@ class Queue:
         folders = map(self._grid.run, self._left)
         return sum(is_held(folder.claim) or is_held(folder.lock) for folder in folders)
 
-    def pop(self) -> Claim | None:
-        """Claim the next cell to run; None if no cell is free."""
-        for cell in list(self._left):
+    def pop(self, wanted: Callable[[Cell], bool] = lambda cell: True) -> Claim | None:
+        """Claim the next cell to run that is `wanted`; None if no such cell is free."""
+        for cell in filter(wanted, list(self._left)):
             claim = self._claim(cell)
             if claim is not None:
                 return claim

@@ -5,7 +5,7 @@ No run is lost or done twice."""
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import inf
@@ -199,21 +199,37 @@ class Supervisor:
             if slot is None:
                 self._pending = claim  # until a device has no other cell
                 return
-            self._start(claim, slot)
+            self._start(self._pack(claim), slot)
 
-    def _start(self, claim: Claim, slot: Slot) -> None:
-        folder = claim.folder
-        attempt = folder.last_attempt() + 1
-        with writing_in(folder.path):
-            folder.attempt(attempt).path.mkdir(parents=True)
-        self._queue.started(claim, attempt)
-        end_marked(folder.attempt(number).path for number in range(1, attempt))
-        job = self._job(claim, folder, attempt, slot)
+    def _pack(self, first: Claim) -> list[Claim]:
+        """Return a claim with those of other cells for its pack, as many as are free."""
+        pack = self._grid.pack(first.cell)
+        claims = [first]
+        while len(claims) < pack[0] and not first.retries.alone:
+            claim = self._queue.pop(lambda cell: self._grid.pack(cell) == pack)
+            if claim is None:
+                break
+            claims.append(claim)
+        return claims
+
+    def _start(self, claims: Sequence[Claim], slot: Slot) -> None:
+        """Start a cell, or several of a pack in one process."""
+        started: list[Running] = []
+        for claim in claims:
+            folder = claim.folder
+            attempt = folder.last_attempt() + 1
+            with writing_in(folder.path):
+                folder.attempt(attempt).path.mkdir(parents=True)
+            self._queue.started(claim, attempt)
+            end_marked(folder.attempt(number).path for number in range(1, attempt))
+            started.append(Running(claim, self._job(claim, folder, attempt, slot), []))
         self._looked = -inf
-        each = Running(claim, job, [])
-        self._running.append(each)
+        self._running += started
+        jobs = [each.job for each in started]
         for rank in range(slot.devices):
-            each.ranks.append(start(run_rank, job, rank))
+            process = start(run_rank, jobs[0], rank, *jobs[1:])
+            for each in started:
+                each.ranks.append(process)
 
     def _job(self, claim: Claim, folder: RunFolder, attempt: int, slot: Slot) -> Job:
         spec = self._grid.spec
@@ -246,7 +262,7 @@ class Supervisor:
     # Watching.
 
     def _wait(self) -> None:
-        sentinels = [rank.sentinel for each in self._running for rank in each.left]
+        sentinels = {rank.sentinel for each in self._running for rank in each.left}
         if sentinels:
             wait(sentinels, timeout=_TICK)
         else:
@@ -351,7 +367,8 @@ class Supervisor:
     def _forget(self, each: Running) -> None:
         self._running.remove(each)
         self._empty = -inf  # the cell may wait in the queue again
-        self._slots.give_back(each.job.slot)
+        if all(other.job.slot is not each.job.slot for other in self._running):
+            self._slots.give_back(each.job.slot)
 
     def _save(self) -> None:
         """Make the running cells save their state, and wait a limited time for them to end."""

@@ -14,8 +14,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -128,16 +128,19 @@ class Job:
         return self.record.error if alone else self.record.error_of(rank)
 
 
-def run_rank(job: Job, rank: int) -> None:
+def run_rank(job: Job, rank: int, *others: Job) -> None:
     """Run one rank of an attempt in this process, which then ends.
 
     All output goes to the rank's log. Rank 0 holds the run's lock and writes the files of
     the run. The process ends with exit code 0 and a result on disk, with one of the codes above, or
-    by a signal.
+    by a signal. `others` are the other cells of its pack, whose logs name this one.
     """
     _begin()
+    jobs = (job, *others)
     try:
         job.record.path.mkdir(parents=True, exist_ok=True)
+        for other in others:
+            other.record.log(rank).write_text(f"in a pack with {job.record.path}: its log\n")
         with job.record.log(rank).open("ab") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
@@ -155,17 +158,19 @@ def run_rank(job: Job, rank: int) -> None:
         if rank > 0:
             program.run_cell(job, rank)
             return
-        with run_lock(job.folder, _OLD_WORKER_GONE):
-            if job.folder.last_attempt() != job.attempt:
-                sys.exit(HELD)  # another grid has started an attempt that continues this one
-            if Run(job.folder, job.identity).state.short:
-                move(job.folder.result, job.folder.result.with_name(f"{RESULT}.short"))
-            if not job.is_over:
-                _train(program, job)
+        with ExitStack() as held:
+            for each in jobs:
+                held.enter_context(run_lock(each.folder, _OLD_WORKER_GONE))
+                if each.folder.last_attempt() != each.attempt:
+                    sys.exit(HELD)  # another grid has started an attempt that continues this one
+                if Run(each.folder, each.identity).state.short:
+                    move(each.folder.result, each.folder.result.with_name(f"{RESULT}.short"))
+            if left := [each for each in jobs if not each.is_over]:
+                _train(program, left)
     except Held:
         sys.exit(HELD)
     except BaseException as error:
-        _end(job.error(rank), error)
+        _end([each.error(rank) for each in jobs if not each.is_over], error)
 
 
 def send_result(
@@ -215,17 +220,18 @@ def look_here(program: str, configs: tuple[Mapping[str, Any], ...]) -> Mapping[s
     return importlib.import_module(program).here(configs)
 
 
-def _train(program: Any, job: Job) -> None:
-    """Write the config, which every rank reads, and train."""
-    config = program.resolve(dict(job.tree), str(job.folder.config))
-    if (found := program.identify(config).id) != job.identity:
-        raise RuntimeError(
-            f"the config's id is {found}, but {job.identity} was planned: the files of the "
-            "corpus or the program have changed since; start the grid again"
-        )
-    write_whole(job.folder.config, strict_yaml.dump_yaml(config))
-    program.run_cell(job, 0)
-    if not job.is_over:
+def _train(program: Any, jobs: Sequence[Job]) -> None:
+    """Write the configs, which every rank reads, and train."""
+    for job in jobs:
+        config = program.resolve(dict(job.tree), str(job.folder.config))
+        if (found := program.identify(config).id) != job.identity:
+            raise RuntimeError(
+                f"the config's id is {found}, but {job.identity} was planned: the files of the "
+                "corpus or the program have changed since; start the grid again"
+            )
+        write_whole(job.folder.config, strict_yaml.dump_yaml(config))
+    program.run_cell(jobs[0], 0, *jobs[1:])
+    if not all(job.is_over for job in jobs):
         raise RuntimeError("the run ended without a result")
 
 
@@ -236,7 +242,7 @@ def _begin() -> None:
     gc.enable()
 
 
-def _end(path: Path, error: BaseException) -> NoReturn:
+def _end(paths: Sequence[Path], error: BaseException) -> NoReturn:
     """Write the error and end this process with the matching exit code or signal."""
     if isinstance(error, KeyboardInterrupt) or type(error).__name__ == "SIGTERMException":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Lightning turned it into an exception
@@ -249,7 +255,8 @@ def _end(path: Path, error: BaseException) -> NoReturn:
         print(text, file=sys.stderr)
         if is_out_of_memory(error):
             sys.exit(OUT_OF_MEMORY)
-        write_whole(path, f"{text.rstrip()}\n{line}\n")
+        for path in paths:
+            write_whole(path, f"{text.rstrip()}\n{line}\n")
     except OSError as refused:
         if is_disk_full(refused):
             sys.exit(DISK_FULL)

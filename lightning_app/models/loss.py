@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lightning_app.blocks.kernels.stored import no_second_derivative
-from lightning_app.blocks.linear import linear, product, takes_onednn
+from lightning_app.blocks.linear import is_followed, linear, product, takes_onednn
 from lightning_app.blocks.streams import Stream
 from lightning_app.models.auxiliary_heads import AuxiliarySpec
 from lightning_app.models.positions import capped
@@ -241,6 +241,10 @@ def output_sums(
     With gradients enabled it is differentiable once: for a second derivative, use the
     logits as a whole and `token_sums`.
     """
+    if is_followed():
+        logits = linear(states, table)
+        logits = capped(logits if bias is None else logits + bias, cap)
+        return token_sums(logits, labels, counted, label_smoothing, z_loss)
     longest = chunk or (CPU_TOKENS if states.device.type == "cpu" else DEVICE_TOKENS)
     chunks = max(1, math.ceil(len(states) / longest))
     size = max(1, math.ceil(len(states) / chunks))  # nearly equal chunks

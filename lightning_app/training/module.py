@@ -187,6 +187,8 @@ class TransformerModule(pl.LightningModule):
         objective: The task, such as translation, and its evaluation.
         optimizer: The optimizer.
         schedule: The learning-rate schedule.
+        pack: The number of models that are stacked and trained together, for small models on a GPU:
+            cells of a grid that differ in rate and warm-up only (`training.packs`); 1: each alone.
         compile: `blocks` trains with every block compiled by `torch.compile`, meant for GPUs;
             evaluation, decoding and probes are not compiled. Not part of a run's identity.
         init_from: The run from which a fine-tuned model starts: the folder of a finished run, which
@@ -205,6 +207,7 @@ class TransformerModule(pl.LightningModule):
         optimizer: OptimizerConfig | Mapping[str, Any] = OptimizerConfig(),
         schedule: ScheduleConfig | Mapping[str, Any] = ScheduleConfig(),
         compile: Literal["none", "blocks"] = "none",
+        pack: int = 1,
         init_from: str | None = None,
         class_path: str | None = None,
         init_args: dict[str, Any] | None = None,
@@ -497,6 +500,15 @@ class TransformerModule(pl.LightningModule):
         correct, tokens = int(self.total_correct.compute()), int(self.total_tokens.compute())
         for total in (self.total_nll, self.total_correct, self.total_tokens):
             total.reset()
+        metrics = self.metrics_of(stage, nll, correct, tokens)
+        metrics["step"] = float(self.global_step)
+        reserve(self.trainer, metrics)
+        for name, value in metrics.items():
+            # The same number on every rank: its parts were already summed or gathered.
+            super().log(name, value, rank_zero_only=False)
+
+    def metrics_of(self, stage: str, nll: float, correct: int, tokens: int) -> dict[str, float]:
+        """Return the metrics of an evaluation from its sums over the predicted tokens."""
         mean = nll / tokens
         metrics = {
             f"{stage}/nll": mean,
@@ -505,12 +517,7 @@ class TransformerModule(pl.LightningModule):
         if self.objective.classifies:
             metrics[f"{stage}/accuracy"] = correct / tokens
         datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
-        metrics |= self.objective.scores(stage, datamodule, Evaluated(nll, tokens))
-        metrics["step"] = float(self.global_step)
-        reserve(self.trainer, metrics)
-        for name, value in metrics.items():
-            # The same number on every rank: its parts were already summed or gathered.
-            super().log(name, value, rank_zero_only=False)
+        return metrics | self.objective.scores(stage, datamodule, Evaluated(nll, tokens))
 
     def log(self, name: str, value: Any, *others: Any, **how: Any) -> None:
         """Log a value of a subclass or a callback, under a tag of its own."""

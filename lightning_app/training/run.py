@@ -257,6 +257,11 @@ class PreparedRun:
                 "checkpoint; leave one of both out"
             )
         quiet()
+        if command == "fit" and tree["model"]["pack"] > 1:
+            raise UserError(
+                f"model.pack: {tree['model']['pack']}, which is for the cells of a grid (`ablate "
+                "run`); use 1"
+            )
         self.tree = tree
         self.command = command
         self._again = again
@@ -481,7 +486,7 @@ class TrainingRun(PreparedRun):
     """
 
     def __init__(self, tree: dict[str, Any], **how: Any) -> None:
-        self._held = ExitStack()
+        self.held = ExitStack()
         super().__init__(tree, **how)
         self.datamodule = data_module(tree["data"])
         self.model = transformer_module(tree["model"])
@@ -508,7 +513,7 @@ class TrainingRun(PreparedRun):
                 if self._again and self.folder.result.is_file() and not self.resumed:
                     with run_lock(self.folder):
                         put_aside(EXPERIMENTS, self.id)
-            self._held.enter_context(run_lock(self.folder))
+            self.held.enter_context(run_lock(self.folder))
             self._refuse_finished()  # it may have finished meanwhile
             if self.folder.last_attempt() >= self.attempt:
                 raise UserError(f"{self.folder}: was trained meanwhile; give the command again")
@@ -557,17 +562,17 @@ class TrainingRun(PreparedRun):
             if saves:
                 self._best, last = checkpoints(self.folder.path, self.monitored)
                 callbacks += [self._best, last]
-            self._interrupts = SaveOnInterrupt(self.folder.checkpoint("last") if saves else None)
-            callbacks.append(self._interrupts)
-            self._added = added_loggers(settings["logger"])
-            callbacks.append(Hyperparameters(self._added, {**self.tree, "id": self.id}))
+            self.interrupts = SaveOnInterrupt(self.folder.checkpoint("last") if saves else None)
+            callbacks.append(self.interrupts)
+            self.added = added_loggers(settings["logger"])
+            callbacks.append(Hyperparameters(self.added, {**self.tree, "id": self.id}))
             if settings["logger"] is not False:
                 # Steps after the checkpoint will be logged again.
                 purge = self.resumed_step + 1 if self.resumed else None
                 settings["logger"] = [
                     Events(self.folder.path, purge),
                     Curves(self.attempt_folder.path, name="", version=""),
-                    *self._added,
+                    *self.added,
                 ]
             summarised = any(isinstance(each, ModelSummary) for each in given)
             if settings["enable_model_summary"] is not False and not summarised:
@@ -604,7 +609,7 @@ class TrainingRun(PreparedRun):
 
     def fit(self) -> None:
         """Train, decide the outcome, evaluate the test split, and write the files of the run."""
-        with self._held:
+        with self.held:
             self._fit(self.model, self.datamodule)
 
     def evaluate(self, *, verbose: bool = True) -> None:
@@ -613,7 +618,7 @@ class TrainingRun(PreparedRun):
         evaluate(
             self.model,
             datamodule=self.datamodule,
-            ckpt_path=self._checkpoint_file(),
+            ckpt_path=self.checkpoint_file(),
             verbose=verbose,
             weights_only=True,
         )
@@ -623,13 +628,13 @@ class TrainingRun(PreparedRun):
         self.trainer.predict(
             self.model,
             datamodule=self.datamodule,
-            ckpt_path=self._checkpoint_file(),
+            ckpt_path=self.checkpoint_file(),
             weights_only=True,
         )
         if self.trainer.is_global_zero:
             self.predictions = [text for _, text in sorted(self.model.predicted.items())]
 
-    def _checkpoint_file(self) -> str | None:
+    def checkpoint_file(self) -> str | None:
         return None if self._checkpoint is None else str(self._checkpoint.path)
 
     def _fit(self, model: Any, datamodule: Any) -> None:
@@ -640,7 +645,7 @@ class TrainingRun(PreparedRun):
             trainer.fit(
                 model,
                 datamodule=datamodule,
-                ckpt_path=self._checkpoint_file(),
+                ckpt_path=self.checkpoint_file(),
                 weights_only=True,
             )
         except Pruned as pruned:
@@ -651,22 +656,22 @@ class TrainingRun(PreparedRun):
             if isinstance(ending, SIGTERMException) or not self._was_ended_from_inside():
                 raise
             # Lightning does not return a model that could be evaluated.
-            raise CutShort(self._shortness(self._asked(datamodule))) from ending
+            raise CutShort(self.shortness(self.asked(datamodule))) from ending
         except NothingToFineTune as why:
             self.origin.setup(trainer, model, "fit")  # another callback may have built the model
             outcome = self.divergence.never_began(str(why))
-            self._leave(self._result(outcome, {}, model, datamodule, started), model, datamodule)
+            self.leave(self.result(outcome, {}, model, datamodule, started), model, datamodule)
             return
         if trainer.global_step == 0:
             limits = ("max_steps", "max_epochs", "max_time", "limit_train_batches")
             values = {name: self.tree["trainer"][name] for name in limits}
             given = ", ".join(f"{k} {v}" for k, v in values.items() if v is not None)
             raise UserError(f"trainer: no step was trained ({given}); a result needs at least 1")
-        asked = self._asked(datamodule)
+        asked = self.asked(datamodule)
         finite = self.divergence.divergence is None
         short = finite and 0 <= trainer.global_step < asked
         if short and self.command is None:
-            raise CutShort(self._shortness(asked))  # not a valid result for a grid
+            raise CutShort(self.shortness(asked))  # not a valid result for a grid
         # A module that steps several optimizers itself may exceed `max_steps` by a few steps; one
         # that continues a longer run's checkpoint trains nothing.
         limited = asked == self.tree["trainer"]["max_steps"] > self.resumed_step
@@ -685,7 +690,7 @@ class TrainingRun(PreparedRun):
             trainer.global_step,
         )
         if short:
-            why = f"{self._shortness(asked)}; {outcome.rule}"
+            why = f"{self.shortness(asked)}; {outcome.rule}"
             outcome = Outcome(CUT_SHORT, why)
         if finite and model.objective.config.evaluate_test:
             metrics |= trainer.test(model, datamodule=datamodule, verbose=False)[0]
@@ -694,22 +699,22 @@ class TrainingRun(PreparedRun):
         metrics["train/tokens_per_second"] = self.throughput.rate
         for average in self._averages() if outcome.name not in ("non_finite", CUT_SHORT) else ():
             metrics |= average.metrics(trainer, model, datamodule)
-        self._leave(self._result(outcome, metrics, model, datamodule, started), model, datamodule)
+        self.leave(self.result(outcome, metrics, model, datamodule, started), model, datamodule)
 
     def _averages(self) -> list[LastAverage]:
         callbacks: list[Any] = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
         return [each for each in callbacks if isinstance(each, LastAverage)]
 
-    def _asked(self, datamodule: Any) -> int:
+    def asked(self, datamodule: Any) -> int:
         """The steps that the config asks for, whatever a callback has set; -1 without a limit."""
         return steps_asked(self.tree["trainer"], len(datamodule.train_dataloader()))
 
     def _was_ended_from_inside(self) -> bool:
         """Whether a callback or a module, not a user, ended the process during training."""
         steps = self.trainer.global_step
-        return steps > self.resumed_step and not self._interrupts.asked
+        return steps > self.resumed_step and not self.interrupts.asked
 
-    def _shortness(self, asked: int) -> str:
+    def shortness(self, asked: int) -> str:
         short = words_of_short(self.trainer.global_step, asked)
         limit = self.tree["trainer"]["max_time"]
         if limit is not None:
@@ -721,7 +726,7 @@ class TrainingRun(PreparedRun):
         given = [str(each["class_path"]).rpartition(".")[2] for each in named]
         return f" (trainer.callbacks: {', '.join(given)})" if given else ""
 
-    def _result(
+    def result(
         self,
         outcome: Outcome,
         metrics: Mapping[str, float],
@@ -743,7 +748,7 @@ class TrainingRun(PreparedRun):
             "unigram_entropy": datamodule.floor,
             "validation_parts": None if outcome.name == "non_finite" else model.validation_parts,
             "steps": trainer.global_step,
-            "steps_asked": None if (asked := self._asked(datamodule)) < 0 else asked,
+            "steps_asked": None if (asked := self.asked(datamodule)) < 0 else asked,
             "tokens": self.throughput.tokens,
             "parameters": sum(p.numel() for p in model.parameters()),
             "trained_by": model.trained_by,
@@ -783,7 +788,7 @@ class TrainingRun(PreparedRun):
         if not self.trainer.strategy.reduce_boolean_decision(not said, all=True):
             raise UserError(said or "plug-ins: refused on another rank of this run")
 
-    def _leave(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
+    def leave(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
         self._check_plugins()
         self._write(result, model, datamodule)
 
@@ -791,7 +796,7 @@ class TrainingRun(PreparedRun):
     def _write(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
         self._join_logs()
         write_result(self.folder, result, model, datamodule)
-        close_loggers(self._added)
+        close_loggers(self.added)
 
     @rank_zero_only
     def _leave_pruned(self, step: int, started: datetime) -> None:
@@ -812,7 +817,7 @@ class TrainingRun(PreparedRun):
         }
         self._join_logs()
         write_pruned(self.folder, pruned)
-        close_loggers(self._added)
+        close_loggers(self.added)
 
     def _join_logs(self) -> None:
         first = 1 if self.resumed else self.attempt
@@ -848,24 +853,37 @@ def run_cell(
     # Lightning was imported in the fork server, before this process had a rank.
     rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
     if not folder.is_over(None if pruned_by is None else folder.grid or "", pruned_by):
-        tree = strict_yaml.load_yaml(folder.config.read_text(encoding="utf-8"))
-        tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
-        tree["trainer"] |= _devices(tree["trainer"], slot)
-        data = data_module(tree["data"])
-        checkpoint = checkpoint_of_cell(folder, cell_id(tree), tree["model"], data, rank)
-        run = TrainingRun(
-            tree,
-            folder=run_dir,
-            attempt=attempt,
-            checkpoint=checkpoint,
-            data=data,
-            pruned_by=pruned_by,
-            slot=slot,
-            words=command,
-        )
-        run.fit()
+        how = {"pruned_by": pruned_by, "slot": slot, "command": command}
+        cell_run(run_dir, attempt, rank=rank, **how).fit()
     if rank == 0:
         trim_checkpoints(folder, keep)
+
+
+def cell_run(
+    run_dir: Path,
+    attempt: int,
+    *,
+    rank: int = 0,
+    pruned_by: str | None = None,
+    slot: Mapping[str, Any] | None = None,
+    command: Sequence[str] | None = None,
+) -> TrainingRun:
+    """Return the run that `run_cell` trains."""
+    folder = RunFolder(run_dir)
+    tree = strict_yaml.load_yaml(folder.config.read_text(encoding="utf-8"))
+    tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+    tree["trainer"] |= _devices(tree["trainer"], slot)
+    data = data_module(tree["data"])
+    return TrainingRun(
+        tree,
+        folder=run_dir,
+        attempt=attempt,
+        checkpoint=checkpoint_of_cell(folder, cell_id(tree), tree["model"], data, rank),
+        data=data,
+        pruned_by=pruned_by,
+        slot=slot,
+        words=command,
+    )
 
 
 def _devices(trainer: Mapping[str, Any], slot: Mapping[str, Any] | None) -> dict[str, Any]:

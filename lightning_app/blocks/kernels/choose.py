@@ -33,6 +33,7 @@ from lightning_app.blocks.kernels.tiled import (
     attend_in_blocks,
     attend_reversibly,
 )
+from lightning_app.blocks.linear import is_followed
 from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import NORMS
 
@@ -199,9 +200,9 @@ def choose(
     The choice depends only on values that stay the same when a run is resumed: shapes, and the
     total memory of the device.
     """
-    # The compiler fuses the plain form and cannot follow scores that change; a bias of the scores
-    # has a gradient, which tiles do not give.
-    if torch.compiler.is_compiling() or biased:
+    # The compiler fuses the plain form, and neither it nor vmap follows scores that change; a bias
+    # of the scores has a gradient, which tiles do not give.
+    if is_followed() or biased:
         return "plain"
     forced = _forced.get()
     if forced is not None:
@@ -244,7 +245,7 @@ def stores_map(query: Queries, key: Keys, mask: Mask) -> bool:
 
     Only in training: without a backward pass SDPA is faster.
     """
-    if torch.compiler.is_compiling():
+    if is_followed():
         return False
     if mask.adds_to_scores:
         return False
@@ -429,7 +430,7 @@ def shape_map(
     if mask.score_bias is not None:
         centre = mask.centre.to(value.dtype) @ value
         return alpha * newest(value, attended) + beta * attended - gamma * centre
-    if torch.compiler.is_compiling() or _forced.get() == "plain":
+    if is_followed() or _forced.get() == "plain":
         v_own = newest(value, attended)
         return alpha * v_own + beta * attended - gamma * centred(value, mask)
     return Shape.apply(attended, value, alpha, beta, gamma, mask)  # pyright: ignore[reportReturnType]
@@ -501,7 +502,7 @@ def saves_memory(x: Tensor) -> bool:
         and x.numel() >= LEAST
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
+        and not is_followed()
     )
 
 

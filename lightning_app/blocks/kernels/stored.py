@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lightning_app.blocks.linear import is_followed
 from lightning_app.blocks.masks import Mask
 
 Queries = Float[Tensor, "batch head query dim"]
@@ -261,7 +262,7 @@ def few_bf16_keys(key: Tensor, narrow: torch.dtype, mask: Mask) -> bool:
         and key.shape[2] <= FEW_KEYS
         and not mask.adds_to_scores
         and torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
+        and not is_followed()
     )
 
 

@@ -378,15 +378,18 @@ class Progress(pl.Callback):
     """Write ``progress.json`` about once a second, for programs that watch the run from outside.
 
     It also changes during validation and test, and thus shows whether a run hangs.
+
+    Args:
+        paths: The file of the run, or those of all runs of a pack.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, *paths: Path) -> None:
+        self.paths = paths
         self._started = time.monotonic()
         self._first_step = 0
         self._written = 0.0
 
-    def _write(self, trainer: pl.Trainer, stage: str, loss: float | None) -> None:
+    def _write(self, trainer: pl.Trainer, stage: str, *losses: float) -> None:
         if not trainer.is_global_zero:
             return
         now = time.monotonic()
@@ -396,17 +399,17 @@ class Progress(pl.Callback):
             "step": step,
             "max_steps": trainer.max_steps,
             "rate": (step - self._first_step) / max(now - self._started, 1e-9),
-            "loss": loss,
             "time": time.time(),
             "stage": stage,
         }
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(report))
-        os.replace(partial, self.path)
+        for place, path in enumerate(self.paths):
+            partial = path.with_suffix(".partial")
+            partial.write_text(json.dumps({**report, "loss": losses[place] if losses else None}))
+            os.replace(partial, path)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started, self._first_step = time.monotonic(), trainer.global_step
-        self._write(trainer, "train", None)
+        self._write(trainer, "train")
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
@@ -415,18 +418,18 @@ class Progress(pl.Callback):
             self._write(trainer, "train", float(loss_of(outputs)))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write(trainer, "validate", None)
+        self._write(trainer, "validate")
 
     def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if self._due():
-            self._write(trainer, "validate", None)
+            self._write(trainer, "validate")
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._write(trainer, "test", None)
+        self._write(trainer, "test")
 
     def on_test_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         if self._due():
-            self._write(trainer, "test", None)
+            self._write(trainer, "test")
 
     def _due(self) -> bool:
         return time.monotonic() - self._written >= 1.0

@@ -139,15 +139,24 @@ class DivergenceMonitor(pl.Callback):
             # The mean over ranks is the global loss, and all ranks stop at the same step.
             values = trainer.strategy.reduce(values, reduce_op="mean")
         for step, loss, nll in zip(steps, *values.tolist(), strict=True):  # pyright: ignore[reportAttributeAccessIssue]
-            self._recent.append(nll)
-            if math.isfinite(loss):
-                self._last_finite = loss
-            elif not self._first_bad:
-                self._first_bad = step
+            self.see(step, loss, nll)
+        if self.has_diverged():
+            trainer.should_stop = True
+
+    def see(self, step: int, loss: float, nll: float) -> None:
+        """Take note of the losses of a step."""
+        self._recent.append(nll)
+        if math.isfinite(loss):
+            self._last_finite = loss
+        elif not self._first_bad:
+            self._first_bad = step
+
+    def has_diverged(self) -> bool:
+        """Whether a loss that was seen is not finite; `divergence` then says so."""
         if self._first_bad and self.divergence is None:
             rule = f"the training loss is not finite at step {self._first_bad}"
             self.divergence = Divergence(self._first_bad, rule, self._last_finite)
-            trainer.should_stop = True
+        return self.divergence is not None
 
     def never_began(self, why: str) -> Outcome:
         """Return the outcome of a run whose initial values would not be finite."""
