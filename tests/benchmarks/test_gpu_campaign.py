@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.grids.test_packs import write
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "benchmarks" / "gpu_campaign.py"
@@ -14,9 +17,11 @@ PROGRAM = ROOT / "benchmarks" / "gpu_campaign.py"
 
 @pytest.mark.slow  # one run of a program that is meant for a GPU
 def test_a_dry_run_measures_every_section(tmp_path: Path) -> None:
-    path = tmp_path / "gpu.json"
+    path, out = tmp_path / "gpu.json", tmp_path / "out"
+    grid = write(tmp_path / "packs.yaml", str(tmp_path / "cache"))
+    words = [sys.executable, str(PROGRAM), "--dry-run", "--json", str(path), "--grids", str(grid)]
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), "--dry-run", "--json", str(path)],
+        [*words, "--out", str(out), "--processes", "1"],
         capture_output=True,
         text=True,
         timeout=900,
@@ -25,9 +30,18 @@ def test_a_dry_run_measures_every_section(tmp_path: Path) -> None:
     found = json.loads(path.read_text())
     sections = found["sections"]
     assert {name: each["status"] for name, each in sections.items()} == dict.fromkeys(
-        ("tests", "steps", "attention", "compile", "slots", "tiles", "presets", "peers"), "done"
+        ("tests", "cells", "packed", "steps", "attention", "compile", "peers"), "done"
     ), done.stderr
     assert done.returncode == 0
+    # What comes back restores, with the records of all runs.
+    shutil.unpack_archive(out / "packs.tar.gz", tmp_path)
+    ablate = [sys.executable, "-m", "lightning_app", "report", str(tmp_path / "packs")]
+    restored = ["--experiments", str(tmp_path / "restored")]
+    subprocess.run([*ablate, *restored], check=True, stdout=subprocess.DEVNULL)
+    assert len(list((tmp_path / "restored" / "packs" / "runs").glob("*/result.json"))) == 8
+    assert {each["cells"] for each in sections["cells"]["results"].values()} == {2}
+    stacked = sections["packed"]["results"]["width 16"]["results"]
+    assert [each["name"] for each in stacked] == ["one model", "pack of 2"]
     assert found["dry_run"] is True
     for field in ("commit", "command", "device", "driver", "versions", "started", "cuda"):
         assert field in found
@@ -39,5 +53,3 @@ def test_a_dry_run_measures_every_section(tmp_path: Path) -> None:
     assert {"residual scores, plain", "residual scores, reversible"} <= forms
     compiled = sections["compile"]["results"]["post_ln, 4096 tokens"]
     assert compiled["losses"][0] == pytest.approx(compiled["losses"][1], rel=1e-3)
-    for each in sections["slots"]["results"].values():
-        assert each["steps_per_second"] == pytest.approx(sum(each["each"]))

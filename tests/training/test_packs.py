@@ -14,7 +14,7 @@ from lightning_app.config.config import resolve
 from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError
 from lightning_app.runs.folder import RunFolder
-from lightning_app.training.packs import Columns, PackedAdam, PackedModule, run_pack
+from lightning_app.training.packs import PackedModule, run_pack
 from lightning_app.training.run import run_cell
 from tests.tables import changed
 
@@ -124,9 +124,18 @@ def test_a_cell_is_that_with_other_neighbours_and_nearly_that_alone(
     }
 
 
-def test_a_cell_in_float64_has_the_weights_of_the_cell_alone(world: World) -> None:
-    one = world.cell("one", WARM, trainer__precision="64-true")
-    alone = world.cell("alone", WARM, pack=1, trainer__precision="64-true")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model__optimizer__kind": "adam", "trainer__gradient_clip_algorithm": "value"},
+        {"model__schedule__warmup_of": "matrices", "model__optimizer__block_rate": 0.5},
+    ],
+)
+def test_a_cell_in_float64_has_the_weights_of_the_cell_alone(
+    world: World, fields: dict[str, Any]
+) -> None:
+    fields = {**fields, "trainer__precision": "64-true"}
+    one, alone = world.cell("one", WARM, **fields), world.cell("alone", WARM, pack=1, **fields)
     run_pack([(one.path, 1)], keep="last")
     run_cell(alone.path, 1, keep="last")
     a, b = weights(one), weights(alone)
@@ -179,39 +188,6 @@ def test_on_a_gpu_a_cell_is_that_with_other_neighbours(
     run_pack([(other.path, 1), (bad.path, 1)], keep="last")
     assert_same(one, other)
     assert result(bad)["outcome"] == "non_finite"
-
-
-@pytest.mark.parametrize("decoupled", [False, True])
-def test_the_optimizer_is_torchs_for_each_model(decoupled: bool) -> None:
-    torch.manual_seed(1)
-    start, rates = torch.randn(2, 5, dtype=torch.float64), torch.tensor([[1e-2, 1e-3], [0.1, 2.0]])
-    packed = torch.nn.Parameter(start.clone())
-    parts = [Columns(slice(0, 3), 0.9, 0.95, 1e-3, 0.2), Columns(slice(3, 5), 0.9, 0.95, 1e-3, 0.0)]
-    mine = PackedAdam(packed, parts, decoupled)
-    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    models = [
-        [torch.nn.Parameter(row[:3].clone()), torch.nn.Parameter(row[3:].clone())] for row in start
-    ]
-    theirs = [
-        kind(
-            [
-                {"params": [a], "lr": float(rate[0]), "weight_decay": 0.2},
-                {"params": [b], "lr": float(rate[1]), "weight_decay": 0.0},
-            ],
-            betas=(0.9, 0.95),
-            eps=1e-3,
-        )
-        for (a, b), rate in zip(models, rates.double(), strict=True)
-    ]
-    mine.rates = rates.double()
-    for _ in range(5):
-        packed.grad = torch.randn_like(packed)
-        for model, grad, optimizer in zip(models, packed.grad, theirs, strict=True):
-            model[0].grad, model[1].grad = grad[:3].clone(), grad[3:].clone()
-            optimizer.step()
-        mine.step()
-    expected = torch.stack([torch.cat([*model]) for model in models])
-    assert torch.allclose(packed, expected, rtol=0.0, atol=1e-14)
 
 
 @pytest.mark.parametrize(
