@@ -146,6 +146,7 @@ class Supervisor:
         self._waits = options.wait
         self._running: list[Running] = []
         self._pending: Claim | None = None  # a claim that needs a device for itself
+        self._said_copies = False
         self._edited: list[str] = []  # the files of plug-ins whose edit was said
         self._to_index = False  # whether a cell has ended since the index was written
         self._next_index = time.monotonic() + _INDEX_EVERY
@@ -205,11 +206,17 @@ class Supervisor:
         """Return a claim with those of other cells for its pack, as many as are free."""
         pack = self._grid.pack(first.cell)
         claims = [first]
-        while len(claims) < pack[0] and not first.retries.alone:
+        while len(claims) < pack[0]:
             claim = self._queue.pop(lambda cell: self._grid.pack(cell) == pack)
             if claim is None:
                 break
             claims.append(claim)
+        if len(claims) < pack[0] and not self._said_copies:
+            self._said_copies = True
+            self._display.say(
+                f"model.pack: {pack[0]} places and {len(claims)} cells that go together; the other "
+                "places train copies"
+            )
         return claims
 
     def _start(self, claims: Sequence[Claim], slot: Slot) -> None:

@@ -26,9 +26,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lightning_app.blocks.block import Block
 from lightning_app.blocks.linear import followed
+from lightning_app.blocks.norm import acts_after_steps
+from lightning_app.blocks.spans import AuxiliaryTerms
 from lightning_app.core.errors import UserError
 from lightning_app.models.optim import build_optimizer, build_schedule, training_of
+from lightning_app.models.positions import Embedding
 from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.parent import is_finite
 from lightning_app.runs.store import trim_checkpoints
@@ -157,6 +161,13 @@ class PackedModule(TransformerModule):
         super().build(vocab_size, source_vocab, doubles=doubles)
         model = self.model
         assert model is not None
+        for part in model.modules():
+            own = acts_after_steps(part) and not isinstance(part, Block | Embedding)
+            if own or isinstance(part, AuxiliaryTerms):
+                raise UserError(
+                    f"model.pack: {self.width} with {type(part).__name__}, which acts after steps "
+                    "or adds to the loss, as stacked models do not; use 1"
+                )
         by_role = self.schedule.warmup_of != "all"
         factor = self.architecture.width_factor
         self.made = [
@@ -526,7 +537,7 @@ def fit_pack(runs: Sequence[TrainingRun]) -> None:
     """Train the cells of `runs` as one pack, and write the files of each run.
 
     They differ in rate and warm-up only, and go on from the same step. Pictures and learned gains
-    are not logged.
+    are not logged; seconds and memory of a result are its share of those of the pack.
 
     Args:
         runs: The runs, at most as many as the pack is wide.
@@ -566,7 +577,9 @@ def fit_pack(runs: Sequence[TrainingRun]) -> None:
             result = run.result(outcome, metrics, run.model, data, started)
             steps, tokens = members.ends.get(place, (result["steps"], result["tokens"]))
             result |= {"steps": steps, "tokens": tokens, "parameters": module.count}
-            run.leave({**result, "seconds": first.clock.seconds / len(runs)}, run.model, data)
+            result |= {"seconds": first.clock.seconds / len(runs)}
+            result |= {"peak_memory_bytes": result["peak_memory_bytes"] // module.width}
+            run.leave(result, run.model, data)
 
 
 def run_pack(cells: Sequence[tuple[Path, int]], *, keep: str = "all", **how: Any) -> None:
