@@ -311,6 +311,11 @@ class TransformerModule(pl.LightningModule):
                 if isinstance(part, RisingGain):
                     part.rises = False
 
+    @property
+    def weight_type(self) -> torch.dtype:
+        """The type of the parameters."""
+        return next(self.parameters()).dtype
+
     def forward(self, batch: Any) -> torch.Tensor:
         return self.objective.logits(self.model, batch)
 
@@ -482,9 +487,9 @@ class TransformerModule(pl.LightningModule):
         return torch.compiler.set_stance("force_eager")
 
     def _start_evaluation(self, split: str) -> None:
-        """With `bf16-true`, sums of losses are also cast to bfloat16, which keeps 8 bits."""
+        """Sum losses in the type of the model, but never in bfloat16, which keeps 8 bits."""
         for sums in (self.total_nll, self.part_sums):
-            sums.set_dtype(torch.promote_types(sums.dtype, torch.float32))
+            sums.set_dtype(torch.promote_types(self.weight_type, torch.float32))
         datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         self.objective.evaluated = getattr(datamodule, "evaluated", {}).get(split)
         self.objective.start_decoding()

@@ -300,11 +300,12 @@ class PackedModule(TransformerModule):
     def _start_evaluation(self, split: str) -> None:
         super()._start_evaluation(split)
         self._totals: list[Tensor] = []
-        self._by_part = torch.zeros(self.width, 2, PARTS, device=self.device)
+        exact = torch.promote_types(self.weight_type, torch.float32)
+        self._by_part = torch.zeros(self.width, 2, PARTS, device=self.device, dtype=exact)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         *totals, by_token = self.sums(batch)
-        kept = [totals[0].to(torch.promote_types(totals[0].dtype, torch.float32)), *totals[1:]]
+        kept = [totals[0].to(self._by_part), *totals[1:]]
         before = self._totals or [torch.zeros_like(total) for total in kept]
         self._totals = [a + b for a, b in zip(before, kept, strict=True)]
         if not self.trainer.testing:
