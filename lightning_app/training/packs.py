@@ -139,7 +139,7 @@ class PackedModule(TransformerModule):
         weights: The trained parameters (model, parameter); `model` has the other values, which are
             the same for all.
         order: The name and the shape of each trained parameter, in the order of the columns.
-        found: The last metrics of each member; those of a member that diverged are the last before.
+        found: The last metrics of each member; those of a member that diverged are NaN.
         validated: The step of the last validation.
     """
 
@@ -323,6 +323,8 @@ class PackedModule(TransformerModule):
         for place in range(len(self.members)):
             if place not in self.stopped:
                 self.found[place] |= each[place]
+            elif stage == "val":  # alone, it is validated where it stops
+                self.found[place] = dict.fromkeys(each[place], math.nan)
         shown: dict[str, Any] = {name: [of[name] for of in each] for name in each[0]}
         tell_all(self.trainer, shown, self.global_step)
 
@@ -372,8 +374,9 @@ class PackLogger(Logger):
             logger.finalize(status)
 
 
-MONITOR, ORIGIN = "DivergenceMonitor", "Origin"
-"""The names under which a checkpoint of a cell has the states of these callbacks."""
+MONITOR, ORIGIN, END = "DivergenceMonitor", "Origin", "End"
+"""The names under which a checkpoint of a cell has the states of these callbacks, and where it
+ended if it diverged."""
 
 
 @final
@@ -393,13 +396,24 @@ class Members(pl.Callback):
         self._unseen: list[tuple[int, Tensor, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        pairs = [{MONITOR: r.divergence, ORIGIN: r.origin} for r in self._runs]
-        return {"cells": [{k: v.state_dict() for k, v in pair.items()} for pair in pairs]}
+        return {
+            "cells": [
+                {
+                    MONITOR: run.divergence.state_dict(),
+                    ORIGIN: run.origin.state_dict(),
+                    END: self.ends.get(place),
+                }
+                for place, run in enumerate(self._runs)
+            ]
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for run, states in zip(self._runs, state_dict["cells"], strict=True):
+        for place, (run, states) in enumerate(zip(self._runs, state_dict["cells"], strict=True)):
             run.divergence.load_state_dict(states[MONITOR])
             run.origin.load_state_dict(states[ORIGIN])
+            if states[END] is not None and run.divergence.has_diverged():
+                self.ends[place] = states[END]
+                self._module.stopped.add(place)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         for run in self._runs:
@@ -483,8 +497,6 @@ class PackedCheckpoints(TorchCheckpointIO):
         callbacks = dict(checkpoint["callbacks"])
         cells = callbacks.pop(Members.__name__)["cells"]
         for place, run in enumerate(self._runs):
-            if place in module.stopped:
-                continue  # alone, its run would have ended without this checkpoint
             own = dict(zip(module.order, split(weights[place]), strict=True))
             assert module.model is not None
             named = module.model.state_dict()
@@ -525,7 +537,8 @@ class PackedCheckpoints(TorchCheckpointIO):
         for name in ("exp_avg", "exp_avg_sq"):
             state[name] = stacked([[of[k][name] for k in range(len(order))] for of in states])
         weights = stacked([[of[f"model.{name}"] for name in order] for of in values])
-        cells = [{k: whole["callbacks"].pop(k) for k in (MONITOR, ORIGIN)} for whole in wholes]
+        kept = (MONITOR, ORIGIN, END)
+        cells = [{name: whole["callbacks"].pop(name) for name in kept} for whole in wholes]
         return {
             **wholes[0],
             "state_dict": {**values[0], "weights": weights},
