@@ -21,7 +21,7 @@ from lightning_app.config.classes import (
     require_plugin,
 )
 from lightning_app.config.rulers import MetricChoice, check_matters, check_metric
-from lightning_app.config.rules import GRID_RULES, GridSubject, check_rules
+from lightning_app.config.rules import GRID_RULES, GridSubject, check_rules, packs
 from lightning_app.config.search import Refine, Search, Until
 from lightning_app.config.sources import merged, nested, with_warmup
 from lightning_app.config.trainer import ClassSpec, TrainerConfig
@@ -465,6 +465,11 @@ class GridSpec:
     def adapts(self) -> bool:
         """Whether the cells of later rounds depend on the results of earlier ones."""
         return self.search is not None or self.refine is not None
+
+    @property
+    def packs(self) -> bool:
+        """Whether cells are trained in packs."""
+        return packs(self.axes, self.base_config)
 
     def with_cells(self, cells: Sequence[Mapping[str, Any]]) -> "GridSpec":
         """The grid with the cells of its rounds so far, and their values as its axes."""

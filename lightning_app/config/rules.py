@@ -112,6 +112,8 @@ _STACKED: Mapping[str, tuple[Any, ...]] = {
     "model.class_path": (None,),
     "data.class_path": (None,),
     "trainer.callbacks": (None, []),
+    "trainer.logger": (None, True, False),
+    "trainer.detect_anomaly": (False,),
     "trainer.plugins": (None, []),
     "trainer.strategy": ("auto",),
     "trainer.devices": ("auto", 1, "1"),
@@ -502,10 +504,15 @@ def _coarse(grid: GridSubject, _: Any, search: Any) -> Any:
     return swept and coarse and (swept[0], coarse[0])
 
 
+def packs(axes: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """Whether cells of a grid are trained in packs."""
+    widths = axes.get("model.pack", [lookup(base, "model.pack")])
+    return any(isinstance(width, int) and width > 1 for width in widths)
+
+
 def _packs(grid: GridSubject, keep: Any, pruner: Any) -> Any:
-    widths = grid.axes.get("model.pack", [lookup(grid.base, "model.pack")])
-    packed = any(isinstance(width, int) and width > 1 for width in widths)
-    return packed and (keep not in ("last", "none") or pruner) and (label(keep), label(pruner))
+    wrong = keep not in ("last", "none") or pruner
+    return wrong and packs(grid.axes, grid.base) and (label(keep), label(pruner))
 
 
 COMPARE = Refusal("comparisons have a baseline", ("compare", "axes"), _compare)

@@ -84,11 +84,15 @@ _GRACE = 120.0  # seconds that a cell may take to save its state, or to end afte
 
 @dataclass
 class Running:
-    """A running cell: its claim, its processes (one per rank), and the time of progress."""
+    """A running cell: its claim, its processes (one per rank), and the time of progress.
+
+    The cells of a pack have their list of processes in common, and in `pack` each other.
+    """
 
     claim: Claim
     job: Job
     ranks: list[ForkServerProcess]
+    pack: "list[Running]"
     since: float = field(default_factory=time.monotonic)
     moved: float = field(default_factory=time.monotonic)
     mark: int = 0  # modification time of its progress file, by the clock of that file system
@@ -99,13 +103,24 @@ class Running:
     def left(self) -> list[ForkServerProcess]:
         return [rank for rank in self.ranks if rank.exitcode is None]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all cells of its processes have ended."""
+        return all(each.job.is_over for each in self.pack)
+
     def look(self) -> None:
-        """Record progress. Clocks of file systems differ, so only a change of the time counts."""
-        try:
-            mark = self.job.record.progress.stat().st_mtime_ns
-        except FileNotFoundError:
+        """Record progress, that of the whole pack.
+
+        Clocks of file systems differ, so only a change of the time counts.
+        """
+        if self is not self.pack[0]:
+            self.moved = self.pack[0].moved
             return
-        if mark != self.mark:
+        mark = 0
+        for each in self.pack:
+            with suppress(FileNotFoundError):
+                mark = max(mark, each.job.record.progress.stat().st_mtime_ns)
+        if mark not in (0, self.mark):
             self.mark, self.moved = mark, time.monotonic()
 
 
@@ -222,6 +237,7 @@ class Supervisor:
     def _start(self, claims: Sequence[Claim], slot: Slot) -> None:
         """Start a cell, or several of a pack in one process."""
         started: list[Running] = []
+        ranks: list[ForkServerProcess] = []
         for claim in claims:
             folder = claim.folder
             attempt = folder.last_attempt() + 1
@@ -229,14 +245,13 @@ class Supervisor:
                 folder.attempt(attempt).path.mkdir(parents=True)
             self._queue.started(claim, attempt)
             end_marked(folder.attempt(number).path for number in range(1, attempt))
-            started.append(Running(claim, self._job(claim, folder, attempt, slot), []))
+            job = self._job(claim, folder, attempt, slot)
+            started.append(Running(claim, job, ranks, started))
         self._looked = -inf
         self._running += started
         jobs = [each.job for each in started]
         for rank in range(slot.devices):
-            process = start(run_rank, jobs[0], rank, *jobs[1:])
-            for each in started:
-                each.ranks.append(process)
+            ranks.append(start(run_rank, jobs[0], rank, *jobs[1:]))
 
     def _job(self, claim: Claim, folder: RunFolder, attempt: int, slot: Slot) -> Job:
         spec = self._grid.spec
@@ -286,10 +301,11 @@ class Supervisor:
         now = time.monotonic()
         if not each.left:
             return True
-        if len(each.left) < len(each.ranks) or each.job.is_over:
+        over = each.is_over
+        if over or len(each.left) < len(each.ranks):
             each.first_end = each.first_end or now
             # After its result a cell closes its loggers, which may upload, and trims checkpoints.
-            limit = _GRACE if each.job.is_over else _STRAGGLERS
+            limit = _GRACE if over else _STRAGGLERS
             return now - each.first_end > limit
         each.look()
         each.hung = now - each.moved > self._hang_limit
@@ -374,7 +390,7 @@ class Supervisor:
     def _forget(self, each: Running) -> None:
         self._running.remove(each)
         self._empty = -inf  # the cell may wait in the queue again
-        if all(other.job.slot is not each.job.slot for other in self._running):
+        if all(other.ranks is not each.ranks for other in self._running):
             self._slots.give_back(each.job.slot)
 
     def _save(self) -> None:
@@ -699,6 +715,11 @@ def _record(folder: RunFolder, state: RunState) -> Mapping[str, Any] | None:
 def _slots(spec: GridSpec, options: Options, program: str, stop: Stop) -> Slots:
     """Divide this host among cells, and set the threads that each process of a cell may use."""
     accelerator = spec.base_config.get("trainer", {}).get("accelerator", "auto")
+    if (options.devices_per_cell or 1) > 1 and spec.packs:
+        raise UserError(
+            f"--devices-per-cell: {options.devices_per_cell} with model.pack, whose models are on "
+            "one device; leave it out"
+        )
     count = 0
     if accelerator != "cpu" and _NVIDIA.exists():
         count = ask(stop, count_devices, program)

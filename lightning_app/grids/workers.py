@@ -162,7 +162,8 @@ def run_rank(job: Job, rank: int, *others: Job) -> None:
             for each in jobs:
                 held.enter_context(run_lock(each.folder, _OLD_WORKER_GONE))
                 if each.folder.last_attempt() != each.attempt:
-                    sys.exit(HELD)  # another grid has started an attempt that continues this one
+                    # Another grid has started an attempt that continues this one.
+                    raise Held(f"{each.folder}: has another attempt")
                 if Run(each.folder, each.identity).state.short:
                     move(each.folder.result, each.folder.result.with_name(f"{RESULT}.short"))
             if left := [each for each in jobs if not each.is_over]:

@@ -37,7 +37,7 @@ from lightning_app.runs.folder import RunFolder
 from lightning_app.runs.parent import is_finite
 from lightning_app.runs.store import trim_checkpoints
 from lightning_app.tasks.base import Task
-from lightning_app.training.callbacks.loggers import Hyperparameters, Progress
+from lightning_app.training.callbacks.loggers import Progress, WallClock
 from lightning_app.training.checkpoint import Saver, WholeCheckpoints
 from lightning_app.training.datamodule import training_steps
 from lightning_app.training.module import PARTS, TransformerModule, is_logged, tell_all
@@ -150,6 +150,7 @@ class PackedModule(TransformerModule):
         self.members = list(members)
         self.width = width
         self.order: dict[str, torch.Size] = {}
+        self._slots: dict[str, str] = {}  # the name in `order` of each place of a parameter
         self.found: list[dict[str, float]] = [{} for _ in members]
         self.validated = -1
         self.stopped: set[int] = set()
@@ -185,6 +186,18 @@ class PackedModule(TransformerModule):
                 "are not trained; use 1"
             )
         self.order = {names[parameter]: parameter.shape for parameter in trained}
+        # A module may be registered twice, and a parameter in two modules.
+        self.name_of = {
+            name: names[parameter]
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if names[parameter] in self.order
+        }
+        self._slots = {
+            f"{path}.{name}".lstrip("."): names[parameter]
+            for path, part in model.named_modules()
+            for name, parameter in part.named_parameters(recurse=False)
+            if names[parameter] in self.order
+        }
         self.weights = nn.Parameter(self._flat().expand(self.width, -1).clone())
         self.count = sum(parameter.numel() for parameter in model.parameters())
         model.requires_grad_(False)
@@ -217,6 +230,16 @@ class PackedModule(TransformerModule):
             each.trained_by = training_of(made, each.schedule, self.model)
         return self.packed_optimizer()
 
+    def schedule_of(self, place: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the states of the schedule and of the optimizer's groups of a member alone."""
+        schedule, done = self._schedules[place], self.global_step
+        groups = self.made[place].state_dict()["param_groups"]
+        pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        rates = [rate * factor(done) for rate, factor in pairs]
+        state = {**schedule.state_dict(), "last_epoch": done, "_step_count": done + 1}
+        groups = [{**group, "lr": rate} for group, rate in zip(groups, rates, strict=True)]
+        return {**state, "_last_lr": rates}, groups
+
     def packed_optimizer(self) -> PackedAdam:
         """Return the optimizer of the pack, whose rates are those of step 0 until they are set."""
         return PackedAdam(self.weights, list(self._columns()), self.optimizer.kind == "adamw")
@@ -224,17 +247,18 @@ class PackedModule(TransformerModule):
     def _pieces(self) -> dict[str, Tensor]:
         """The weights by the names that `_Summed` gives them, views with the models first."""
         parts = self.weights.split([shape.numel() for shape in self.order.values()], dim=1)
-        return {
-            f"model.{name}": part.view(self.width, *shape)
+        pieces = {
+            name: part.view(self.width, *shape)
             for (name, shape), part in zip(self.order.items(), parts, strict=True)
         }
+        return {f"model.{slot}": pieces[name] for slot, name in self._slots.items()}
 
     def sums(self, batch: Any) -> tuple[Tensor, ...]:
         """Return what `_Summed` returns for each model."""
         (summed,) = self._summed
 
         def of_one(values: dict[str, Tensor]) -> tuple[Tensor, ...]:
-            return functional_call(summed, values, (batch,))
+            return functional_call(summed, values, (batch,), tie_weights=False)
 
         with followed(), sdpa_kernel(SDPBackend.MATH):  # fused kernels would run model by model
             return torch.vmap(of_one, randomness="error")(self._pieces())
@@ -264,7 +288,9 @@ class PackedModule(TransformerModule):
         if is_logged(self.trainer, step):
             losses, nlls = torch.stack([loss.detach(), nll]).tolist()
             optimizer: Any = self.trainer.optimizers[0]
-            rates = optimizer.rates[:, 0].tolist()
+            roles = [group.get("role") for group in self.made[0].param_groups if group["params"]]
+            warmed = self.schedule.warmup_of
+            rates = optimizer.rates[:, roles.index(warmed) if warmed in roles else 0].tolist()
             shown: Any = {"train/loss": losses, "train/nll": nlls, "train/lr": rates}
             if self.schedule.batch_warmup_steps:
                 shown["train/batch_tokens"] = [float(batch.predicted_tokens)] * self.width
@@ -374,7 +400,7 @@ class PackLogger(Logger):
             logger.finalize(status)
 
 
-MONITOR, ORIGIN, END = "DivergenceMonitor", "Origin", "End"
+MONITOR, ORIGIN, CLOCK, END = "DivergenceMonitor", "Origin", "WallClock", "End"
 """The names under which a checkpoint of a cell has the states of these callbacks, and where it
 ended if it diverged."""
 
@@ -396,20 +422,23 @@ class Members(pl.Callback):
         self._unseen: list[tuple[int, Tensor, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "cells": [
-                {
-                    MONITOR: run.divergence.state_dict(),
-                    ORIGIN: run.origin.state_dict(),
-                    END: self.ends.get(place),
-                }
-                for place, run in enumerate(self._runs)
-            ]
-        }
+        cells: list[dict[str, Any]] = []
+        for place, run in enumerate(self._runs):
+            unseen = [(s, float(loss[place]), float(nll[place])) for s, loss, nll in self._unseen]
+            monitor = {**run.divergence.state_dict(), "unseen": unseen}
+            origin = run.origin.state_dict()
+            cells.append({MONITOR: monitor, ORIGIN: origin, END: self.ends.get(place)})
+        return {"cells": cells}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        unseen = [states[MONITOR]["unseen"] for states in state_dict["cells"]]
+        for rows in zip(*unseen, strict=True):
+            steps, losses, nlls = zip(*rows, strict=True)
+            copies = self._module.width - len(rows)
+            columns = [torch.tensor([*of, *of[:1] * copies]) for of in (losses, nlls)]
+            self._unseen.append((steps[0], columns[0], columns[1]))
         for place, (run, states) in enumerate(zip(self._runs, state_dict["cells"], strict=True)):
-            run.divergence.load_state_dict(states[MONITOR])
+            run.divergence.load_state_dict({**states[MONITOR], "unseen": []})
             run.origin.load_state_dict(states[ORIGIN])
             if states[END] is not None and run.divergence.has_diverged():
                 self.ends[place] = states[END]
@@ -422,7 +451,6 @@ class Members(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for run in self._runs:
             run.origin.on_fit_start(trainer, pl_module)
-            Hyperparameters(run.added, {**run.tree, "id": run.id}).on_fit_start(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
@@ -431,9 +459,6 @@ class Members(pl.Callback):
         self._unseen.append((step, found["losses"], found["nlls"]))
         if is_logged(trainer, step) or step >= trainer.max_steps:
             self._look(trainer)
-
-    def on_save_checkpoint(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
-        self._look(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._look(trainer)
@@ -447,7 +472,9 @@ class Members(pl.Callback):
             return
         steps, *columns = zip(*self._unseen, strict=True)
         self._unseen = []
-        losses, nlls = torch.stack([torch.stack(column) for column in columns]).tolist()
+        device = trainer.strategy.root_device
+        values = [torch.stack([v.to(device, torch.float64) for v in of]) for of in columns]
+        losses, nlls = torch.stack(values).tolist()
         for place, run in enumerate(self._runs):
             if run.divergence.divergence is not None:
                 continue
@@ -496,22 +523,27 @@ class PackedCheckpoints(TorchCheckpointIO):
 
         callbacks = dict(checkpoint["callbacks"])
         cells = callbacks.pop(Members.__name__)["cells"]
+        share = {"seconds": callbacks[CLOCK]["seconds"] / len(self._runs)}
         for place, run in enumerate(self._runs):
             own = dict(zip(module.order, split(weights[place]), strict=True))
             assert module.model is not None
             named = module.model.state_dict()
-            values = {f"model.{k}": own.get(k, v.cpu()) for k, v in named.items()}
+            values = {
+                f"model.{k}": own[module.name_of[k]] if k in module.name_of else v.cpu()
+                for k, v in named.items()
+            }
             split_moments = {name: split(of[place]) for name, of in moments.items()}
             state = {
                 number: {"step": steps, **{name: of[number] for name, of in split_moments.items()}}
                 for number in range(len(sizes))
             }
-            groups = module.made[place].state_dict()["param_groups"]
+            schedule, groups = module.schedule_of(place)
             whole = {
                 **checkpoint,
                 "state_dict": values,
                 "optimizer_states": [{"state": state, "param_groups": groups}],
-                "callbacks": {**callbacks, **cells[place]},
+                "lr_schedulers": [schedule],
+                "callbacks": {**callbacks, CLOCK: share, **cells[place]},
                 "hyper_parameters": dict(run.model.hparams),
                 "finite": is_finite(values),
             }
@@ -539,11 +571,17 @@ class PackedCheckpoints(TorchCheckpointIO):
         weights = stacked([[of[f"model.{name}"] for name in order] for of in values])
         kept = (MONITOR, ORIGIN, END)
         cells = [{name: whole["callbacks"].pop(name) for name in kept} for whole in wholes]
+        seconds = sum(whole["callbacks"][CLOCK]["seconds"] for whole in wholes)
         return {
             **wholes[0],
+            "lr_schedulers": [],
             "state_dict": {**values[0], "weights": weights},
             "optimizer_states": [{"state": {0: state}, "param_groups": [{"params": [0]}]}],
-            "callbacks": {**wholes[0]["callbacks"], Members.__name__: {"cells": cells}},
+            "callbacks": {
+                **wholes[0]["callbacks"],
+                CLOCK: {"seconds": seconds},
+                Members.__name__: {"cells": cells},
+            },
         }
 
 
@@ -559,12 +597,12 @@ def fit_pack(runs: Sequence[TrainingRun]) -> None:
     first, started = runs[0], datetime.now(UTC)
     pl.seed_everything(first.tree["seed_everything"], workers=True)  # another pack may have drawn
     module = PackedModule([run.model for run in runs], first.tree["model"]["pack"])
-    trainer, members = first.trainer, Members(runs, module)
+    trainer, members, clock = first.trainer, Members(runs, module), WallClock()
     logger = PackLogger(runs, module)
     progress = PackProgress(*(run.attempt_folder.progress for run in runs))
     callbacks: list[Any] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
     savers = [c for c in callbacks if isinstance(c, Saver) and c.monitor is None]
-    kept = [first.throughput, members, first.clock, progress, first.interrupts, *savers]
+    kept = [first.throughput, members, clock, progress, first.interrupts, *savers]
     trainer.callbacks = kept  # pyright: ignore[reportAttributeAccessIssue]
     trainer.loggers = [logger]
     trainer.strategy.checkpoint_io = PackedCheckpoints(runs, module)
@@ -591,7 +629,7 @@ def fit_pack(runs: Sequence[TrainingRun]) -> None:
             result = run.result(outcome, metrics, run.model, data, started)
             steps, tokens = members.ends.get(place, (result["steps"], result["tokens"]))
             result |= {"steps": steps, "tokens": tokens, "parameters": module.count}
-            result |= {"seconds": first.clock.seconds / len(runs)}
+            result |= {"seconds": clock.seconds / len(runs)}
             result |= {"peak_memory_bytes": result["peak_memory_bytes"] // module.width}
             run.leave(result, run.model, data)
 

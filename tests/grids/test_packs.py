@@ -3,7 +3,8 @@
 import json
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -11,7 +12,8 @@ import yaml
 from lightning_app.config.grid import read_spec
 from lightning_app.core.errors import UserError
 from lightning_app.grids.plan import Grid, load_plan
-from lightning_app.runs.folder import GridFolder
+from lightning_app.grids.supervisor import Running
+from lightning_app.runs.folder import AttemptFolder, GridFolder
 from tests import warm
 
 BASE = {
@@ -76,6 +78,30 @@ def test_cells_of_a_wiring_and_seed_share_a_process_and_survive_a_kill(
         read_spec(str(grid)), GridFolder(cut / "packs"), load_plan(cut / "packs/plan.json")
     )
     assert len({planned.pack(cell) for cell in planned.cells}) == 2
+
+
+def test_the_cells_of_a_pack_move_and_end_together(tmp_path: Path) -> None:
+    jobs = [SimpleNamespace(record=AttemptFolder(tmp_path / name), is_over=False) for name in "ab"]
+    pack: list[Running] = []
+    for job in jobs:
+        job.record.path.mkdir()
+        pack.append(Running(cast(Any, None), cast(Any, job), [], pack, moved=0.0))
+    jobs[0].is_over = True  # its group came first
+    jobs[1].record.progress.write_text("{}")
+    for each in pack:
+        each.look()
+    assert pack[0].moved == pack[1].moved > 0.0
+    assert [each.is_over for each in pack] == [False, False]
+    jobs[1].is_over = True
+    assert [each.is_over for each in pack] == [True, True]
+
+
+def test_several_devices_are_refused(tmp_path: Path, cache: str) -> None:
+    grid = write(tmp_path / "packs.yaml", cache)
+    words = ["run", str(grid), "--experiments", str(tmp_path), "--devices-per-cell", "2"]
+    done = warm.run(["-m", "lightning_app", *words])
+    assert done.returncode == 2
+    assert done.stderr.startswith("ablate: --devices-per-cell: 2")
 
 
 @pytest.mark.parametrize("fields", [{"checkpoints": "all"}, {"pruner": "median"}])

@@ -43,6 +43,17 @@ def test_a_grid_runs_seeds_slowest_and_a_finished_grid_runs_nothing(world: World
     assert world.ledger.read_text() == before
 
 
+def test_as_many_cells_run_as_there_are_workers_until_the_last(world: World) -> None:
+    world.write(delay=0.15)
+    assert world.run(workers=3).returncode == 0
+    running, seen = 0, []
+    for word, *_ in world.lines():
+        running += {"start": 1, "end": -1}.get(word, 0)
+        seen += [running] * (word == "start")
+    assert max(seen) == 3
+    assert 3 in seen[3:]  # also after a cell has ended
+
+
 def test_no_cell_waits_for_an_index_and_a_slow_one_is_written_seldom(world: World) -> None:
     began = time.monotonic()
     done = world.run("index=1", workers=1)
