@@ -74,9 +74,9 @@ def test_cells_of_a_wiring_and_seed_share_a_process_and_survive_a_kill(
     assert process.wait(timeout=300) == 0, process.communicate()[1][-3000:]
     assert len(results(whole)) == 8
     assert results(cut) == results(whole)
-    planned = Grid(
-        read_spec(str(grid)), GridFolder(cut / "packs"), load_plan(cut / "packs/plan.json")
-    )
+    plan = load_plan(cut / "packs" / "plan.json")
+    assert plan is not None
+    planned = Grid(read_spec(str(grid)), GridFolder(cut / "packs"), plan)
     assert len({planned.pack(cell) for cell in planned.cells}) == 2
 
 
