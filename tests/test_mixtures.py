@@ -100,16 +100,13 @@ def test_numbers_of_devices_and_precisions_differ() -> None:
     assert mixed({"one": one, "later": later})["devices"] == {"1": ["one"], "2 then 1": ["later"]}
 
 
-def test_a_run_by_two_versions_is_of_neither() -> None:
+def test_a_run_by_two_versions_is_of_neither_and_old_ones_have_no_code_and_no_seal() -> None:
     half = record(code="bbbb", resumed_from=[{**PROVENANCE}])
     found = groups({"one": record(), "two": half})
     assert list(found["code"]) == ["aaaa", "aaaa then bbbb"]
     assert len(found["libraries"]) == len(found["device"]) == 1
     unknown = record(resumed_from=[dict.fromkeys(PROVENANCE)])
     assert list(groups({"one": unknown})["code"]) == [f"{UNKNOWN} then aaaa"]
-
-
-def test_old_results_record_no_code_and_have_no_seal() -> None:
     assert set(mixed({"one": OLD, "two": OLD})) == set()
     assert "The version of" in statements({"one": OLD, "two": OLD})["code"]
     assert set(mixed({"one": OLD, "two": record()})) == {"code", "device"}

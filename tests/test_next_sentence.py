@@ -64,7 +64,7 @@ def test_label_smoothing_is_of_masked_words_alone(tmp_path: Path, tree: dict[str
     assert float(plain[0]["train/loss"]) != float(smooth[0]["train/loss"])
 
 
-def test_a_complete_config_is_read_again(tree: dict[str, Any]) -> None:
+def test_a_complete_config_is_read_again_and_defaults_keep_their_id(tree: dict[str, Any]) -> None:
     for value in (True, False):
         given = changed(tree, model__objective__next_sentence=value)
         given["data"].pop("next_sentence", None)
@@ -74,19 +74,16 @@ def test_a_complete_config_is_read_again(tree: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"data\.next_sentence: set from model\.objective"):
         resolve(changed(complete, data__next_sentence=True), "a")
 
-
-def test_a_run_with_the_defaults_has_the_id_it_had(tree: dict[str, Any]) -> None:
-    """Explicit false and absent fields are one experiment; true is another."""
-
-    def complete(*, pairs: bool, words: bool) -> dict[str, Any]:
+    # Explicit false and absent fields are one experiment; true is another.
+    def whole(*, pairs: bool, words: bool) -> dict[str, Any]:
         given = changed(tree, model__objective__next_sentence=pairs, data__whole_word=words)
         return resolve(given, "a")
 
     plain = changed(tree)
     del plain["model"]["objective"]["next_sentence"]
-    assert resolve(plain, "a") == complete(pairs=False, words=False)
+    assert resolve(plain, "a") == whole(pairs=False, words=False)
     every = [(pairs, words) for pairs in (False, True) for words in (False, True)]
-    assert len({cell_id(complete(pairs=pairs, words=words)) for pairs, words in every}) == 4
+    assert len({cell_id(whole(pairs=pairs, words=words)) for pairs, words in every}) == 4
 
 
 def test_parameters_are_counted(tree: dict[str, Any]) -> None:

@@ -35,16 +35,13 @@ def test_a_run_that_evaluates_no_test_needs_none(folder: Path, capsys) -> None:
         assert "test.de[.gz|.xz] and test.en[.gz|.xz]" in refused(capsys, command, *last)
 
 
-def test_a_run_that_evaluates_the_test_is_refused_first(folder: Path, capsys) -> None:
+def test_a_run_or_grid_that_evaluates_the_test_is_refused_first(folder: Path, capsys) -> None:
     given = ("--config", "config.yaml", "--model.objective.evaluate_test", "true")
     line = refused(capsys, "fit", *given)
     assert "config.yaml: data.splits.test: " in line
     assert "model.objective.evaluate_test false needs none" in line
     assert list((folder / "run").iterdir()) == []
     assert not (folder / "cache").exists()
-
-
-def test_a_grid_that_evaluates_the_test_is_refused_when_planned(folder: Path, capsys) -> None:
     tree = yaml.safe_load((folder / "config.yaml").read_text())
     tree["model"]["objective"]["evaluate_test"] = True
     tree["trainer"]["default_root_dir"] = None

@@ -119,11 +119,17 @@ def test_sections_and_what_lies_in_them_can_be_axes() -> None:
     assert not differences(rulers)
 
 
-def test_a_memory_in_evaluation_is_compared_between_memories_of_one_length_in_training() -> None:
+def test_memories_and_what_results_show_tell_rulers_apart_that_configs_do_not() -> None:
     pairs = [(length, of) for length in (16, 32) for of in (16, 64)]
     axes = [{KIND: LM, "model.block.memory.length": m, EVALUATED: n} for m, n in pairs]
     names = names_of([ruler(cell_setting(of, SETTINGS), "val/nll") for of in axes])
     assert names[0] == names[2] != names[1] == names[3]
+    shown = [{"kind": "a", "the entropy": value} for value in (2.0, 2.000001, 2.1, float("nan"))]
+    assert not differences([shown[0], shown[1], shown[3]])
+    assert differences(shown) == "the entropy is 2 and 2.1"
+    assert differences([{**shown[0], "kind": "b"}, shown[2]]) == "kind is b and a"
+    assert names_of(shown[:3]) == ["the entropy=2", "the entropy=2", "the entropy=2.1"]
+    assert names_of(shown[:2]) == ["", ""]
 
 
 def test_raw_text_takes_the_place_of_tokens_only() -> None:
@@ -135,15 +141,6 @@ def test_raw_text_takes_the_place_of_tokens_only() -> None:
     assert found(TRANSLATION, "val/nll")[0] == "test/sacrebleu"
     assert found(LM, "val/bits_per_byte") == found(TRANSLATION, "test/bleu") == []
     assert found(MLM, "val/nll") == found(LM, "val/mine") == []
-
-
-def test_what_results_show_tells_rulers_apart_that_configs_do_not() -> None:
-    shown = [{"kind": "a", "the entropy": value} for value in (2.0, 2.000001, 2.1, float("nan"))]
-    assert not differences([shown[0], shown[1], shown[3]])
-    assert differences(shown) == "the entropy is 2 and 2.1"
-    assert differences([{**shown[0], "kind": "b"}, shown[2]]) == "kind is b and a"
-    assert names_of(shown[:3]) == ["the entropy=2", "the entropy=2", "the entropy=2.1"]
-    assert names_of(shown[:2]) == ["", ""]
 
 
 @pytest.mark.parametrize("metric", ["test/bleu", "test/sacrebleu", "val/bleu"])

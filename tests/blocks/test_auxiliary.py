@@ -15,7 +15,7 @@ class Penalised(nn.Linear, AuxiliaryTerms):
         }
 
 
-def test_a_penalty_is_not_divided_and_a_sum_over_tokens_is() -> None:
+def test_a_sum_over_tokens_is_divided_no_penalty_and_terms_of_one_name_are_added() -> None:
     module = Penalised(2, 3)
     found = auxiliary_terms(nn.Sequential(nn.ReLU(), module), torch.tensor(4.0))
     size = float(module.weight.detach().square().sum())
@@ -23,9 +23,6 @@ def test_a_penalty_is_not_divided_and_a_sum_over_tokens_is() -> None:
     assert float(found["steps"]) == 2.0 * 6.0 / 4.0
     found["size"].backward()
     torch.testing.assert_close(module.weight.grad, module.weight.detach())
-
-
-def test_terms_of_one_name_are_added_and_a_plain_model_offers_none() -> None:
     model = nn.Sequential(Penalised(2, 3), Penalised(3, 2))
     assert float(auxiliary_terms(model, torch.tensor(3.0))["steps"]) == 2 * 2.0 * 6.0 / 3.0
     assert auxiliary_terms(nn.Linear(2, 3), torch.tensor(4.0)) == {}

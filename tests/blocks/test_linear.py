@@ -61,12 +61,9 @@ def test_the_second_derivative_is_that_of_the_equation(onednn: bool, width: int)
     torch.testing.assert_close(curvature(linear(x, weight)), exact, rtol=1e-3, atol=1e-2)
 
 
-def test_a_product_takes_matrices_as_they_lie(onednn: bool) -> None:
+def test_products_take_matrices_as_they_lie_and_the_rest_goes_as_usual(onednn, monkeypatch) -> None:
     a, b = torch.randn(9, 6).t(), torch.randn(7, 9).t()
     close(product(a, b), a.double() @ b.double())
-
-
-def test_the_rest_goes_the_usual_way(onednn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.randn(3, 4), torch.randn(5, 4)
     assert takes_onednn(x, weight) == onednn
     assert not takes_onednn(x.double(), weight.double())

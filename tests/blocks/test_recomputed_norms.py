@@ -135,7 +135,7 @@ def test_hooks_go_with_the_context() -> None:
         assert follow.call_count == 1
 
 
-def test_only_large_streams_in_training_without_autocast() -> None:
+def test_only_large_streams_in_training_without_autocast_or_compilation() -> None:
     large = torch.zeros(2, 512, 256)
     assert saves_memory(large)
     assert not saves_memory(large[:1, :511])
@@ -143,9 +143,6 @@ def test_only_large_streams_in_training_without_autocast() -> None:
         assert not saves_memory(large)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not saves_memory(large)
-
-
-def test_compiled_blocks_keep_their_norms() -> None:
     model = tiny.translator("pre_ln")
     with mock.patch.object(nn.Module, "compile"):
         compile_blocks(model)

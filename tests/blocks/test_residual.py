@@ -56,14 +56,6 @@ def test_the_second_stream_adds_up_branches_without_norm_or_skip() -> None:
     torch.testing.assert_close(stream.x, leave(residual, x, branch))
 
 
-def test_dropout_is_the_same_in_both_streams() -> None:
-    residual = Residual(ResidualSpec(), DIM, dropout=0.5, stream=DUAL_RULE)
-    zero = torch.zeros(3, 50, DIM)
-    stream = residual(Stream(zero, (zero,)), torch.ones(3, 50, DIM))
-    assert set(stream.x.unique().tolist()) == {0.0, 2.0}
-    assert torch.equal(stream.x, stream.parts[0])
-
-
 def test_a_skip_of_zero_is_absent_unless_it_is_learned() -> None:
     residual = Residual(ResidualSpec(skip=Gain(value=0.0)), DIM, 0.0)
     x, branch = torch.randn(3, 5, DIM), torch.randn(3, 5, DIM)
@@ -93,7 +85,7 @@ def test_gain_without_meaning_is_refused(changes: dict[str, Any], message: str) 
         Gain(**changes)
 
 
-def test_dropout_acts_on_the_branch_alone_and_after_its_norm() -> None:
+def test_dropout_acts_on_the_branch_alone_after_its_norm_and_alike_in_both_streams() -> None:
     residual = Residual(ResidualSpec(branch=Gain(value=3.0)), DIM, dropout=0.5)
     x, branch = torch.randn(3, 50, DIM), torch.ones(3, 50, DIM)
     kept = leave(residual, x, branch) - x
@@ -109,6 +101,11 @@ def test_dropout_acts_on_the_branch_alone_and_after_its_norm() -> None:
     kept = dropped != 0.0
     assert 0.3 < kept.float().mean() < 0.7
     torch.testing.assert_close(dropped[kept], 2.0 * whole[kept])
+    residual = Residual(ResidualSpec(), DIM, dropout=0.5, stream=DUAL_RULE)
+    zero = torch.zeros(3, 50, DIM)
+    stream = residual(Stream(zero, (zero,)), torch.ones(3, 50, DIM))
+    assert set(stream.x.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(stream.x, stream.parts[0])
 
 
 def test_a_norm_in_any_slot_normalizes() -> None:

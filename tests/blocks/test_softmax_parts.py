@@ -43,7 +43,7 @@ def same(ours: Tensor, theirs: Tensor) -> None:
 
 
 @every
-def test_a_query_without_keys_has_zeros_and_finite_gradients(axes: Any) -> None:
+def test_a_query_without_keys_has_zeros_and_no_other_parameter_starts_elsewhere(axes: Any) -> None:
     seen = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
     seen[1, :, :4] = False
     made, u = attention(**axes), torch.randn(BATCH, LENGTH, MODEL, requires_grad=True)
@@ -55,10 +55,6 @@ def test_a_query_without_keys_has_zeros_and_finite_gradients(axes: Any) -> None:
     for each in (u, *made.parameters()):
         assert each.grad is not None
         assert bool(each.grad.isfinite().all())
-
-
-@every
-def test_no_other_parameter_starts_elsewhere(axes: Any) -> None:
     states = []
     for block in (BlockConfig(), BlockConfig(**axes)):
         torch.manual_seed(3)

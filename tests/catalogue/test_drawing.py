@@ -72,7 +72,7 @@ def inside(spec: StackSpec) -> tuple[Inside, ...]:
     return run.sums[0].branches[0].inside
 
 
-def test_insides_that_differ_stand_in_one_sub_layer() -> None:
+def test_insides_that_differ_stand_in_one_sub_layer_and_an_encoder_has_no_cross() -> None:
     spec = stacks("sas_p")["encoder"]
     labels = [part.label for part in inside(spec)]
     assert labels[-3:] == ["V = I + dW in layer 1", "V = I in layers 2-6", "P = I"]
@@ -80,9 +80,6 @@ def test_insides_that_differ_stand_in_one_sub_layer() -> None:
     first, second = spec.blocks[:2]
     labels = [part.label for part in inside(replace(spec, blocks=(first, second, first)))]
     assert labels[-3:] == ["V = I + dW in layer 1 and layer 3", "V = I in layer 2", "P = I"]
-
-
-def test_an_encoder_has_no_cross_attention() -> None:
     spec = with_blocks(
         stacks("pre_ln")["encoder"],
         cross_attention={"head_gain": True},

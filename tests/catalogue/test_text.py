@@ -18,12 +18,6 @@ from tests.noted import noted
 WIRES = "-|'+.<>"
 
 
-def first_run(name: str) -> str:
-    lines = text_lines([stack_drawing(stacks(name)["encoder"], "encoder")])
-    start = lines.index("  layers 1-6:") + 1
-    return "\n".join(line[4:] for line in lines[start : lines.index("", start)])
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -61,7 +55,10 @@ SA: A = softmax(Z_n / n)""",
     ],
 )
 def test_a_known_block(name: str, expected: str) -> None:
-    assert first_run(name) == expected
+    lines = text_lines([stack_drawing(stacks(name)["encoder"], "encoder")])
+    start = lines.index("  layers 1-6:") + 1
+    first_run = lines[start : lines.index("", start)]
+    assert "\n".join(line[4:] for line in first_run) == expected
 
 
 def test_it_fits_a_terminal_at_every_depth_and_lines_meet() -> None:

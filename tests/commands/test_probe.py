@@ -208,17 +208,7 @@ def test_second_moments_are_those_of_the_optimizer(folder: Path) -> None:
     assert second_moments(plain, model) is None
 
 
-def test_variants_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
-    trees = [{"model": {"block": {"preset": preset}}} for preset in ("sas", "sas", "sas_p")]
-    (tmp_path / "0123456789abcdef").mkdir()
-    (tmp_path / "one").symlink_to("0123456789abcdef")
-    files = [tmp_path / "one/config.yaml", Path("two.yaml"), Path("b/two.yaml")]
-    assert variant_names(files[:1], trees[:1]) == ["sas"]
-    assert variant_names(files[1:], trees[1:]) == ["sas", "sas_p"]
-    assert variant_names(files, trees) == ["one", "two", "two (2)"]
-
-
-def test_another_config_has_another_folder() -> None:
+def test_folders_and_variants_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
     trees = [resolve(written(preset="sas"), "test") for _ in range(3)]
     trees[1]["model"]["block"]["norm"] = "layer_norm"
     trees[2]["model"]["block"]["norm"] = "rms_norm"
@@ -230,6 +220,13 @@ def test_another_config_has_another_folder() -> None:
     assert len(set(pairs)) == 2
     assert all(re.fullmatch("one-two-[0-9a-f]{8}", pair) for pair in pairs)
     assert len(probe_name(["x" * 200] * 3, trees)) < 120
+    trees = [{"model": {"block": {"preset": preset}}} for preset in ("sas", "sas", "sas_p")]
+    (tmp_path / "0123456789abcdef").mkdir()
+    (tmp_path / "one").symlink_to("0123456789abcdef")
+    files = [tmp_path / "one/config.yaml", Path("two.yaml"), Path("b/two.yaml")]
+    assert variant_names(files[:1], trees[:1]) == ["sas"]
+    assert variant_names(files[1:], trees[1:]) == ["sas", "sas_p"]
+    assert variant_names(files, trees) == ["one", "two", "two (2)"]
 
 
 @pytest.mark.parametrize("out", ["/proc/x", "mine.yaml/inside"])

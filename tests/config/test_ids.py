@@ -136,16 +136,13 @@ def test_the_defaults_of_a_class_are_in_the_id() -> None:
         assert cell_id(resolve(tree, "x.yaml", imports=True)) == identity, path
 
 
-def test_a_number_of_batches_is_no_share_of_them() -> None:
+def test_a_number_of_batches_is_no_share_and_one_of_the_test_counts_where_it_is_evaluated() -> None:
     """For the Trainer 1 is one batch and 1.0 is all; a pinned default keeps its type."""
     whole = relevance.relevant(config(seed_everything=1))
     changed = relevance.relevant({**config(), "seed_everything": 1.0})
     assert changed == {**whole, "seed_everything": 1.0}
     some, share = (cell_id(config(trainer__limit_train_batches=n)) for n in (1, 1.0))
     assert some != share
-
-
-def test_a_limit_of_the_test_split_counts_where_it_is_evaluated() -> None:
     without = {"model__objective__evaluate_test": False}
     limited = config(**without, trainer__limit_test_batches=2)
     assert cell_id(limited) == cell_id(config(**without))

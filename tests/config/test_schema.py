@@ -189,7 +189,7 @@ def test_every_field_of_the_trainer_and_of_a_section_is_documented() -> None:
         assert kind.__name__ == "ModelConfig" or not missing, (kind, missing)
 
 
-def test_the_model_section_has_the_arguments_of_its_class() -> None:
+def test_the_sections_of_model_and_trainer_have_the_arguments_of_their_classes() -> None:
     owner: Any = TransformerModule
     taken = get_type_hints(owner.__init__)
     del taken["return"]
@@ -200,12 +200,9 @@ def test_the_model_section_has_the_arguments_of_its_class() -> None:
     parameters = inspect.signature(owner.__init__).parameters
     defaults = {field.name: field.default for field in fields(ModelConfig)}
     assert defaults == {name: parameters[name].default for name in hints}
-
-
-def test_the_trainer_section_has_the_arguments_of_lightnings_trainer() -> None:
-    """Names, order and defaults; where it fails, Lightning has another flag."""
-    owner: Any = pl.Trainer
-    parameters = dict(inspect.signature(owner).parameters)
+    # Names, order and defaults; where it fails, Lightning has another flag.
+    trainer: Any = pl.Trainer
+    parameters = dict(inspect.signature(trainer).parameters)
     found = {field.name: field.default for field in fields(TrainerConfig)}
     wanted = {name: each.default for name, each in parameters.items()}
     assert list(found) == list(wanted)

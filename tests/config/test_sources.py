@@ -45,12 +45,14 @@ def test_a_value_of_the_command_line(words: list[str], key: str, value: object) 
     assert (tree, type(tree)) == (value, type(value))
 
 
-def test_options_of_the_command_are_no_part_of_the_config() -> None:
+def test_common_keys_are_part_of_a_config_and_options_of_the_command_are_not() -> None:
     words = ["--ckpt_path", "7", "--print_config=skip_null", "--weights_only", "true"]
     written = Written(words, FIELDS_OF["fit"])
     assert written.fields == {"ckpt_path": "7", "weights_only": True}
     assert written.asked == {"print_config": "skip_null"}
     assert written.tree == {}
+    keys = {key for key, _ in leaves(load_config(Written(["--config", str(BASE)])))}
+    assert {*COMMON} < keys
 
 
 def test_another_class_takes_the_place_of_a_class_not_of_a_section(tmp_path, monkeypatch) -> None:
@@ -245,8 +247,3 @@ def test_a_launcher_of_more_processes_than_the_trainer_has(monkeypatch, tmp_path
     assert "\n" not in str(found.value)
     assert not folder.exists()
     assert set(TORCHRUN) <= os.environ.keys()
-
-
-def test_the_common_keys_are_keys_of_a_config() -> None:
-    keys = {key for key, _ in leaves(load_config(Written(["--config", str(BASE)])))}
-    assert {*COMMON} < keys

@@ -81,15 +81,12 @@ def test_a_batch_grows_over_the_steps_of_all_epochs() -> None:
         warmed_up(sampler, lambda _: 0.5, 1)
 
 
-def test_state_of_another_epoch_skips_nothing():
+def test_state_of_another_epoch_skips_nothing_and_the_global_generator_stays():
+    state = torch.get_rng_state()
     resumed = loader()
     resumed.load_state_dict({"epoch": 3, "consumed": 6})
     resumed.sampler.set_epoch(4)
     assert len(list(resumed)) == 6
-
-
-def test_loader_leaves_the_global_generator_alone():
-    state = torch.get_rng_state()
     list(loader())
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -128,7 +125,7 @@ def for_gpu(rows: Sentences) -> ResumableLoader:
     return ResumableLoader(rows, sampler, 0, torch.device("cuda", 1))
 
 
-def test_batches_for_a_gpu_are_pinned_and_few_ahead(pinned: list[torch.Tensor]):
+def test_batches_for_a_gpu_are_pinned_and_few_ahead_and_errors_raised(pinned: list[torch.Tensor]):
     rows = Sentences()
     gpu, plain = for_gpu(rows), ResumableLoader(Sentences(), for_gpu(rows).sampler, 0)
     handed = iter(gpu)
@@ -140,6 +137,8 @@ def test_batches_for_a_gpu_are_pinned_and_few_ahead(pinned: list[torch.Tensor]):
     for batch, other in zip(ours, theirs, strict=True):
         for a, b in zip(batch, other, strict=True):
             torch.testing.assert_close(a, b, rtol=0.0, atol=0.0)
+    with pytest.raises(ValueError, match="4"):
+        list(for_gpu(Sentences(wrong=4)))
 
 
 @pytest.mark.parametrize("consumed", [0, 1, 5, 9])
@@ -151,11 +150,6 @@ def test_what_a_gpu_has_not_seen_comes_after_a_break(pinned: list[torch.Tensor],
     second.load_state_dict(first.state_dict())
     assert begun + [int(batch.index[0]) for batch in second] == whole
     del handed  # ends its thread
-
-
-def test_an_error_in_the_thread_is_raised(pinned: list[torch.Tensor]):
-    with pytest.raises(ValueError, match="4"):
-        list(for_gpu(Sentences(wrong=4)))
 
 
 def test_an_epoch_is_cut_once():

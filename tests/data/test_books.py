@@ -20,7 +20,7 @@ def config(root: Path | None, **fields) -> DataConfig:
     return DataConfig(name="books", root=where, cache=str(root), **(known | fields))
 
 
-def test_each_book_and_each_article_is_a_document(tmp_path: Path) -> None:
+def test_books_and_articles_are_documents_and_books_end_at_the_limit(tmp_path, monkeypatch) -> None:
     write_books(tmp_path)
     corpus = read(locate(config(tmp_path)), config(tmp_path))
     assert corpus.splits["train"]["text"] == [
@@ -30,11 +30,7 @@ def test_each_book_and_each_article_is_a_document(tmp_path: Path) -> None:
     assert corpus.documents["train"] == [0, 3, 4, 6]
     assert "articles of WikiText-2: 4 / 4 / 4 documents" in corpus.protocol
     assert prepare(config(tmp_path)).meta["protocol"] == corpus.protocol
-
-
-def test_books_end_at_the_limit(tmp_path: Path, monkeypatch) -> None:
     first = BOOKS[: BOOKS.index("# Title: Two")]
-    write_books(tmp_path)
     monkeypatch.setattr(texts, "MOST_BYTES", len(first))
     assert read(locate(config(tmp_path)), config(tmp_path)).documents["train"] == [0, 3, 5]
     monkeypatch.setattr(texts, "MOST_BYTES", len(first) - 1)

@@ -156,13 +156,7 @@ def test_ranks_take_the_same_number_of_steps(make, world: int, loader: str):
         assert sorted(rows) == sorted(one.index.tolist())
 
 
-def test_predict_is_the_test_split(make):
-    data = make()
-    predicted: Any = trainer().predict(Recorder(), datamodule=data)
-    assert sorted(torch.cat(predicted).tolist()) == list(range(60))
-
-
-def test_attributes(make):
+def test_attributes_and_that_predict_is_the_test_split(make):
     data = ready(make())
     assert data.vocab_size == data.tokenizer.vocab_size == data.description["vocab_size"]
     ids = torch.cat([of.target[:, 1:].flatten() for of in data.val_dataloader()])
@@ -173,6 +167,8 @@ def test_attributes(make):
     }
     assert data.description["digest"] == data.corpus.digest
     assert data.description["sizes"] == {"train": 60, "valid": 60, "test": 60}
+    predicted: Any = trainer().predict(Recorder(), datamodule=make())
+    assert sorted(torch.cat(predicted).tolist()) == list(range(60))
 
 
 def test_the_synthetic_corpus_is_detokenized_and_has_the_protocol_of_earlier_results(cache: str):

@@ -94,7 +94,7 @@ def test_a_run_verifies_its_data_once(corpus: PreparedCorpus, tmp_path: Path, mo
     assert seen == [corpus.folder]
 
 
-def test_damaged_downloads_return(write_pairs, tmp_path: Path, monkeypatch) -> None:
+def test_damaged_downloads_return_and_unlisted_ones_stay(write_pairs, tmp_path, monkeypatch):
     monkeypatch.setattr(iwslt14, "_unpack", lambda *given: _copy(write_pairs(), given[-1]))
     config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
     path = locate(config).columns["valid"]["source"]
@@ -104,12 +104,9 @@ def test_damaged_downloads_return(write_pairs, tmp_path: Path, monkeypatch) -> N
     assert corpus_digest(config, fetch=False) is None
     assert corpus_digest(config) == digest
     assert path.read_bytes() == whole
-
-
-def test_a_download_without_a_list_is_taken_as_it_is(write_pairs, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(iwslt14, "_unpack", lambda *_: pytest.fail("downloaded"))
-    config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
-    shutil.copytree(write_pairs(), tmp_path / "cache" / "downloads" / "iwslt14_deen")
+    config = DataConfig(name="iwslt14", cache=str(tmp_path / "other"))
+    shutil.copytree(write_pairs(), tmp_path / "other" / "downloads" / "iwslt14_deen")
     assert corpus_digest(config, fetch=False) is not None
 
 

@@ -73,7 +73,7 @@ def pack(path: Path, files: dict[str, str]) -> None:
             tar.addfile(info, io.BytesIO(data))
 
 
-def test_tarball_becomes_fairseqs_splits(serve: Path, archive, tmp_path: Path):
+def test_tarball_becomes_fairseqs_splits_or_lacks_what_is_named(serve: Path, archive, tmp_path):
     pack(serve / "de-en.tgz", archive)
     config = DataConfig(name="iwslt14", cache=str(tmp_path / "cache"))
     first = locate(config)
@@ -89,14 +89,11 @@ def test_tarball_becomes_fairseqs_splits(serve: Path, archive, tmp_path: Path):
     assert told("of 50 … 2").search(corpus.protocol)
     assert "46 / 2 / 10" in corpus.protocol
     assert "sha256" in corpus.protocol
-
-
-def test_missing_member_is_named_and_nothing_is_left(serve: Path, archive, tmp_path: Path):
     del archive["de-en/IWSLT14.TED.tst2011.de-en.de.xml"]
     pack(serve / "de-en.tgz", archive)
     with pytest.raises(UserError, match=r"no file IWSLT14\.TED\.tst2011\.de-en\.de\.xml"):
-        locate(DataConfig(name="iwslt14", cache=str(tmp_path / "cache")))
-    assert [p.name for p in (tmp_path / "cache" / "downloads").iterdir() if p.is_dir()] == []
+        locate(DataConfig(name="iwslt14", cache=str(tmp_path / "other")))
+    assert [p.name for p in (tmp_path / "other" / "downloads").iterdir() if p.is_dir()] == []
 
 
 @pytest.mark.parametrize("content", [None, b"not an archive"])
@@ -107,18 +104,27 @@ def test_one_clear_error(serve: Path, tmp_path: Path, content: bytes | None):
         locate(DataConfig(name="iwslt14", cache=str(tmp_path / "cache")))
 
 
-def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_no_network_no_hub_and_text_never_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(iwslt14, "IWSLT14_URL", "http://127.0.0.1:9/de-en.tgz")
     with pytest.raises(UserError, match=r"data\.root"):
         locate(DataConfig(name="iwslt14", cache=str(tmp_path / "cache")))
 
+    def load_dataset(path: str, name: str | None, revision: str | None):
+        raise ConnectionError("no route")
 
-def test_hub_wikitext2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(UserError, match=r"hf://Salesforce/wikitext \(no route\)"):
+        locate(DataConfig(name="wikitext2", task="masked_lm", cache=str(tmp_path)))
+    with pytest.raises(UserError, match=r"local folders only"):
+        locate(DataConfig(name="text", root="hf://owner/name", cache=str(tmp_path)))
+
+
+def test_corpora_of_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked, table = [], {"text": ["", " = Title = \n", " some text \n"]}
 
     def load_dataset(path: str, name: str | None, revision: str | None):
         asked.append((path, name, revision))
-        rows = datasets.Dataset.from_dict({"text": ["", " = Title = \n", " some text \n"]})
+        rows = datasets.Dataset.from_dict(table)
         return {"train": rows, "validation": rows, "test": rows}
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -128,29 +134,11 @@ def test_hub_wikitext2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert asked == [("Salesforce/wikitext", "wikitext-2-v1", None)]
     assert corpus.splits["test"]["text"][:] == ["", "= Title =", "some text"]
     assert "not the text of the official splits" in corpus.protocol
-
-
-def test_hub_iwslt14(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def load_dataset(path: str, name: str | None, revision: str | None):
-        assert (path, name, revision) == ("owner/name", None, "refs/convert/parquet")
-        rows = datasets.Dataset.from_dict({"translation": [{"de": "Ja, gut.", "en": "It's\nso."}]})
-        return {"train": rows, "validation": rows, "test": rows}
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    table = {"translation": [{"de": "Ja, gut.", "en": "It's\nso."}]}
     config = DataConfig(name="iwslt14", root="hf://owner/name", cache=str(tmp_path))
     corpus = read(locate(config), config)
+    assert {*asked[1:]} == {("owner/name", None, "refs/convert/parquet")}
     assert corpus.splits["test"][0] == {"source": "ja , gut .", "target": "it &apos;s so ."}
     assert corpus.references["test"] == ["It's so."]
     assert "hf://owner/name" in corpus.protocol
     assert "not fairseq's splits" in corpus.protocol
-
-
-def test_hub_out_of_reach_and_text_never_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def load_dataset(path: str, name: str | None, revision: str | None):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(UserError, match=r"hf://Salesforce/wikitext \(no route\)"):
-        locate(DataConfig(name="wikitext2", task="masked_lm", cache=str(tmp_path)))
-    with pytest.raises(UserError, match=r"local folders only"):
-        locate(DataConfig(name="text", root="hf://owner/name", cache=str(tmp_path)))

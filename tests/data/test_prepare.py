@@ -255,7 +255,7 @@ def test_preparing_does_not_load_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_carriage_return_inside_a_line_ends_no_line(write_pairs, text_config):
+def test_a_carriage_return_inside_a_line_ends_none_and_bytes_may_be_marks(write_pairs, text_config):
     """Read as text, the lines behind it would be the targets of others."""
     root = write_pairs()
     path = root / "valid.en"
@@ -266,6 +266,8 @@ def test_a_carriage_return_inside_a_line_ends_no_line(write_pairs, text_config):
     for kind in ("source", "target", "reference"):
         assert len(corpus.lines("valid", kind)) == corpus.meta["sizes"]["valid"]
     assert corpus.lines("valid", "target") == [line.strip() for line in lines[:-1]]
+    corpus = prepare(text_config(write_pairs(train_en=["a▅▁b"] * 60), tokenizer="byte"))
+    assert corpus.lengths("train", "target")[0] == len("a▅▁b".encode()) + 1
 
 
 @pytest.mark.parametrize(
@@ -281,11 +283,6 @@ def test_text_without_tokenizer(write_pairs, text_config, text: str, tokenizer: 
     with pytest.raises(UserError, match=rf"train\.en: line 3 has .*{re.escape(mark)}"):
         prepare(text_config(root, **size))
     assert not any((root.parent / "cache").glob("*/meta.json"))
-
-
-def test_bytes_can_have_the_marks_of_pieces(write_pairs, text_config):
-    corpus = prepare(text_config(write_pairs(train_en=["a▅▁b"] * 60), tokenizer="byte"))
-    assert corpus.lengths("train", "target")[0] == len("a▅▁b".encode()) + 1
 
 
 def test_unusual_characters_are_counted_and_old_ends_of_lines_refused(tmp_path: Path, text_config):

@@ -58,9 +58,10 @@ def rows(corpus: PreparedCorpus, split: str = "train") -> list[str]:
     return [corpus.tokenizer.decode(ids[a:b].tolist()) for a, b in pairwise(offsets)]
 
 
-def test_rows_are_sentences(tmp_path: Path, text_config) -> None:
+def test_rows_are_sentences_and_a_separator_is_none(tmp_path: Path, text_config) -> None:
     """The lines alone make other rows in another folder."""
-    made = prepare(text_config(write(tmp_path, TEXT), task="masked_lm", next_sentence=True))
+    fields: dict[str, Any] = {"task": "masked_lm", "next_sentence": True}
+    made = prepare(text_config(write(tmp_path, TEXT), **fields))
     wanted = ["The dog sees.", "The cat runs.", "All of it.", "A house is big!"]
     assert rows(made) == [*wanted, "Is it? so it is"]
     offsets = made.offsets("train", "text")
@@ -72,11 +73,7 @@ def test_rows_are_sentences(tmp_path: Path, text_config) -> None:
     assert plain.folder != made.folder
     assert len(rows(plain)) == 4
     assert plain.meta["documents"] == {}
-
-
-def test_a_separator_is_no_sentence(tmp_path: Path, text_config) -> None:
     text = "# One\n\n---\nA b. C d.\n\nE f.\n# Two\n---\nG h.\n"
-    fields: dict[str, Any] = {"task": "masked_lm", "next_sentence": True}
     made = prepare(text_config(write(tmp_path, text), document_separator="---", **fields))
     assert rows(made) == ["A b.", "C d.", "E f.", "G h."]
     assert made.meta["documents"]["train"] == 2

@@ -203,7 +203,7 @@ def test_a_dev_set_is_divided_by_articles(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
-def test_a_test_split_is_required_and_has_no_training_article(tmp_path: Path) -> None:
+def test_a_test_is_required_of_other_articles_and_nothing_divided_silently(tmp_path: Path) -> None:
     root = questions.write_squad(tmp_path, "squad1", train=0)
     with pytest.raises(UserError, match=r"test-v1\.1\.json"):
         require_test(config(root, "squad1"))
@@ -213,10 +213,6 @@ def test_a_test_split_is_required_and_has_no_training_article(tmp_path: Path) ->
     copied = corpus_of(root, "squad1", train_from_dev=0.5)
     assert len(copied.splits["test"]) == 35
     assert "paragraphs of test" in copied.protocol
-
-
-def test_nothing_is_divided_silently(tmp_path: Path) -> None:
-    root = questions.write_squad(tmp_path, "squad1", train=0)
     with pytest.raises(UserError, match=r"train-v1\.1\.json.*data\.train_from_dev"):
         locate(config(root, "squad1"))
     for share in (0.0, 1.0, -1.0, float("nan")):

@@ -10,7 +10,7 @@ from lightning_app.data.corpora import texts
 from lightning_app.data.sources import corpus_digest, locate, read
 
 
-def test_sentences_are_well_formed_and_none_occurs_twice():
+def test_sentences_are_well_formed_and_a_damaged_file_is_refused(tmp_path: Path, monkeypatch):
     corpus = read(locate(DataConfig()), DataConfig())
     assert {split: len(of) for split, of in corpus.splits.items()} == texts._SIZES
     for column in ("source", "target"):
@@ -21,9 +21,6 @@ def test_sentences_are_well_formed_and_none_occurs_twice():
             assert line[0].isupper()
             assert line[-1] in ".?"
             assert not any(wrong in line for wrong in ("  ", " , ,", " , ."))
-
-
-def test_a_damaged_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     digest = corpus_digest(DataConfig())
     damaged = tmp_path / "synthetic.tsv.xz"
     damaged.write_bytes(lzma.compress(b"Ja .\tYes .\n"))

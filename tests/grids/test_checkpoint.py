@@ -107,7 +107,13 @@ def test_one_flipped_bit_anywhere_in_a_checkpoint_is_found(sealed: Path) -> None
             check_archive(sealed)
 
 
-def test_a_checkpoint_without_a_seal_has_the_sums_of_its_parts(tmp_path: Path) -> None:
+def test_a_checkpoint_edited_and_saved_again_is_found_and_an_unsealed_has_sums(sealed, tmp_path):
+    """`torch.save` writes sound sums, so only the lost seal tells it from what a run wrote."""
+    edited = torch.load(sealed, weights_only=True)
+    edited["state_dict"]["a"].zero_()
+    torch.save(edited, sealed)
+    with pytest.raises(UserError, match=r"last\.ckpt: damaged:"):
+        read_checkpoint(sealed)
     path = tmp_path / "last.ckpt"
     torch.save(CONTENTS, path)
     read_checkpoint(path)
@@ -116,15 +122,6 @@ def test_a_checkpoint_without_a_seal_has_the_sums_of_its_parts(tmp_path: Path) -
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"the sum of"):
         read_checkpoint(path)
-
-
-def test_a_checkpoint_that_was_edited_and_saved_again_is_found(sealed: Path) -> None:
-    """`torch.save` writes sound sums, so only the lost seal tells it from what a run wrote."""
-    edited = torch.load(sealed, weights_only=True)
-    edited["state_dict"]["a"].zero_()
-    torch.save(edited, sealed)
-    with pytest.raises(UserError, match=r"last\.ckpt: damaged:"):
-        read_checkpoint(sealed)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 70, 93, 94, 500])

@@ -180,7 +180,7 @@ def test_a_mistake_names_file_field_and_what_is_near(tmp_path, changes: dict, sa
     assert "\n" not in str(error.value)
 
 
-def test_labels_factors_and_values_that_follow_are_kept(tmp_path: Path) -> None:
+def test_labels_factors_values_that_follow_pruners_and_variants_are_kept(tmp_path: Path) -> None:
     given = {
         "labels": {"model.block.norm": ["", "rms"], "model.optimizer.kind": ["Adam", "SGD"]},
         "factors": {"placement": "model.block.preset", "norm": "model.block.norm"},
@@ -196,9 +196,6 @@ def test_labels_factors_and_values_that_follow_are_kept(tmp_path: Path) -> None:
     assert steps == [("cola", 2500), ("rte", 900), ("mrpc", 900)]
     copy = again(spec, tmp_path)
     assert (copy.tree(), copy.linked) == (spec.tree(), spec.linked)
-
-
-def test_an_axis_outside_the_block_names_variants_where_the_grid_says_so(tmp_path: Path) -> None:
     own = {"variants": ["model.optimizer.kind"], "labels": {"model.optimizer.kind": ["", "SGD"]}}
     axes = {name: TWO[name] for name in ("model.optimizer.kind", "seed_everything")}
     baseline = {"sensitivity": {"baseline": "SGD"}}  # without an axis of presets, a variant
@@ -206,9 +203,6 @@ def test_an_axis_outside_the_block_names_variants_where_the_grid_says_so(tmp_pat
     names = [spec.variant({"model.optimizer.kind": kind}) for kind in ("adam", "sgd")]
     assert names == ["base", "SGD"]  # the base config names no preset
     assert again(spec, tmp_path).variants == ("model.optimizer.kind",)
-
-
-def test_a_grid_that_looks_for_its_best_cells_may_prune(tmp_path: Path) -> None:
     plain = read_spec(write(tmp_path, **RATES))
     assert (plain.pruner, plain.checkpoints) == (None, "all")
     grid = read_spec(write(tmp_path, **RATES, pruner="hyperband", checkpoints="none"))

@@ -44,7 +44,7 @@ def refused(folder: Path, said: str, several: bool = False) -> None:
         pass
 
 
-def test_one_supervisor_has_the_folder_for_itself(tmp_path: Path) -> None:
+def test_one_supervisor_has_the_folder_for_itself_or_several_share_it(tmp_path: Path) -> None:
     with holder(tmp_path, "one") as (process, alone):
         assert alone == "True"
         for several in (False, True):
@@ -53,9 +53,6 @@ def test_one_supervisor_has_the_folder_for_itself(tmp_path: Path) -> None:
         refused(tmp_path, "is already running")
     with supervisor_lock(GridFolder(tmp_path)) as alone:
         assert alone
-
-
-def test_several_share_a_folder(tmp_path: Path) -> None:
     with holder(tmp_path, "several") as (process, alone):
         assert alone == "True"
         with supervisor_lock(GridFolder(tmp_path), several=True) as alone:

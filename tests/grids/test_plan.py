@@ -100,12 +100,19 @@ def test_thousands_of_cells_take_few_resolutions() -> None:
     assert len(calls) <= 2 + 3 + 10 + 3 + 50
 
 
-def test_an_impossible_pair_names_the_cell() -> None:
+def test_an_impossible_pair_names_the_cell_which_runs_on_one_host() -> None:
     axes = {PRESET: ["post_ln", "sas"], "model.block.norm": ["none", "layer_norm"]}
     with pytest.raises(UserError, match=r"cell model.block.preset=sas, model.block.norm=none"):
         plan_of(grid(axes=axes))
     rest = plan_of(grid(axes=axes, exclude=({PRESET: "sas", "model.block.norm": "none"},)))
     assert len(rest.cells) == 3
+
+    def on_two(tree: dict, source: str) -> dict:
+        config = stand_in.resolve(tree, source)
+        return {**config, "trainer": {**config["trainer"], "num_nodes": 2}}
+
+    with pytest.raises(UserError, match=r"num_nodes: 2;.*1 host"):
+        expand(grid(), on_two, stand_in.identify)
 
 
 @pytest.mark.parametrize(
@@ -134,15 +141,6 @@ def test_devices_of_a_cell(value: Any, devices: int) -> None:
     assert devices_of(in_base) == devices_of(grid(axes={"trainer.devices": [value]})) == devices
     assert len(plan_of(in_base).cells) == 12
     assert devices_of(grid()) == 1
-
-
-def test_a_cell_runs_on_one_host() -> None:
-    def on_two(tree: dict, source: str) -> dict:
-        config = stand_in.resolve(tree, source)
-        return {**config, "trainer": {**config["trainer"], "num_nodes": 2}}
-
-    with pytest.raises(UserError, match=r"num_nodes: 2;.*1 host"):
-        expand(grid(), on_two, stand_in.identify)
 
 
 def test_a_coupled_schedule_needs_no_reference() -> None:
@@ -413,13 +411,7 @@ def test_pairs_of_sections_that_exclude_each_other_are_refused(axes: dict[str, A
         planned(axes)
 
 
-def test_streams_are_not_cut_by_a_warmup_of_the_batch() -> None:
-    axes = {"data.order": ["shuffled", "streams"], f"{SCHEDULE}.batch_warmup_steps": [0, 5]}
-    with pytest.raises(UserError, match=r"batch_warmup_steps: 5 with data\.order streams"):
-        planned(axes, {"model.objective.kind": "causal_lm", "model.architecture.kind": "decoder"})
-
-
-def test_a_plan_counts_the_rows_that_a_warmup_of_the_batch_leaves_out() -> None:
+def test_a_warmup_of_the_batch_leaves_out_rows_that_a_plan_counts_and_cuts_no_stream() -> None:
     """At steps 1 to 4 of 8: 0.5 + 0.5 t / 4 of each batch."""
     schedule = {"batch_warmup_steps": 4, "batch_start": 0.5}
     steps = 0.625 + 0.75 + 0.875 + 5
@@ -430,6 +422,9 @@ def test_a_plan_counts_the_rows_that_a_warmup_of_the_batch_leaves_out() -> None:
             "data": {"tokens_per_batch": 100, "window": 30},
         }
         assert most_read(config) == (round(tokens * steps), None)
+    axes = {"data.order": ["shuffled", "streams"], f"{SCHEDULE}.batch_warmup_steps": [0, 5]}
+    with pytest.raises(UserError, match=r"batch_warmup_steps: 5 with data\.order streams"):
+        planned(axes, {"model.objective.kind": "causal_lm", "model.architecture.kind": "decoder"})
 
 
 def test_a_failed_run_counts_as_no_context_whatever_its_last_validation_was() -> None:

@@ -57,7 +57,7 @@ def test_the_median_rule_stops_what_is_worse_than_half(tmp_path, direction, sign
     assert values == [{10: sign * 2.9}, {10: sign * 3.1}]
 
 
-def test_nothing_is_pruned_before_enough_cells_are_complete(tmp_path: Path) -> None:
+def test_nothing_is_pruned_before_enough_cells_are_complete_or_what_is_not_finite(tmp_path) -> None:
     grid, reports = study("median"), Reports("val/nll")
     complete(grid, 1.0, 1.0, 1.0, 1.0)
     # A fifth one of unknown origin.
@@ -68,19 +68,17 @@ def test_nothing_is_pruned_before_enough_cells_are_complete(tmp_path: Path) -> N
     complete(grid, 1.0)
     report(tmp_path, 1, 20, 99.0)
     assert reports.look(trial, RunFolder(tmp_path), 1)
-
-
-def test_what_is_not_finite_is_not_reported_and_an_ended_trial_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "other"
     grid, reports = study("median"), Reports("val/nll")
     complete(grid, *[1.0] * 5)
     trial = grid.ask()
-    report(tmp_path, 1, 10, math.nan)
-    report(tmp_path, 1, 20, math.inf)
-    assert not reports.look(trial, RunFolder(tmp_path), 1)
+    report(folder, 1, 10, math.nan)
+    report(folder, 1, 20, math.inf)
+    assert not reports.look(trial, RunFolder(folder), 1)
     assert grid.trials[-1].intermediate_values == {}
     grid.tell(trial.number, state=TrialState.FAIL)  # by others
-    report(tmp_path, 1, 30, 1.0)
-    assert not reports.look(trial, RunFolder(tmp_path), 1)
+    report(folder, 1, 30, 1.0)
+    assert not reports.look(trial, RunFolder(folder), 1)
 
 
 def test_a_cell_that_goes_on_brings_the_reports_of_its_earlier_attempts(tmp_path: Path) -> None:

@@ -301,18 +301,7 @@ def watched(model: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("carry", ["none", "mean"])
-def test_probes_see_the_soft_mask_and_spans_in_tokens(carry: Any) -> None:
-    model = drawn(tiny.causal_model(static("pre_ln", residual_attention=carry)))
-    seen = watched(model)
-    model(tiny.words(2, 19))
-    spans = [value for place, value in learned_gains(model) if place.quantity == "span"]
-    assert len(seen) == len(spans) == 2
-    for (_, layer), value in zip(model.decoder.layers, spans, strict=True):
-        same(value, LONGEST * layer.self_attention.span.fraction)
-
-
-@pytest.mark.parametrize("carry", ["none", "mean"])
-def test_probes_see_the_spans_of_tokens(carry: Any) -> None:
+def test_probes_see_the_soft_mask_and_the_spans_of_tokens(carry: Any) -> None:
     """Also of folded texts, without those of padding."""
     model = drawn(tiny.causal_model(dynamic("pre_ln", residual_attention=carry)))
     seen, tokens = watched(model), tiny.words(2, 19)
@@ -329,6 +318,13 @@ def test_probes_see_the_spans_of_tokens(carry: Any) -> None:
         for head, own in enumerate(found.mean(dim=0).tolist()):
             assert values[Place("span", "decoder", layer, head)] == pytest.approx(own)
     assert "span" not in {place.quantity for place, _ in learned_gains(model)}
+    model = drawn(tiny.causal_model(static("pre_ln", residual_attention=carry)))
+    seen = watched(model)
+    model(tiny.words(2, 19))
+    static_spans = [value for place, value in learned_gains(model) if place.quantity == "span"]
+    assert len(seen) == len(static_spans) == 2
+    for (_, layer), value in zip(model.decoder.layers, static_spans, strict=True):
+        same(value, LONGEST * layer.self_attention.span.fraction)
 
 
 @pytest.mark.parametrize(
@@ -377,15 +373,12 @@ def test_one_span_serves_a_chain_and_none_a_cross_attention() -> None:
         replace(first, cross_attention=first.self_attention)
 
 
-def test_the_start_is_that_of_the_paper() -> None:
-    model = tiny.causal_model(dynamic("pre_ln", {"longest": 1000, "dynamic_bias": -4.0}))
-    spans = masks_of(model)[0](torch.randn(3, 5, tiny.SIZES["model_dim"]))
-    assert spans.shape == (3, tiny.NUM_HEADS, 5, 1)
-    same(spans, torch.full_like(spans, 1000 * 0.017986209962091555))
-
-
-def test_spans_are_computed_in_full_precision() -> None:
+def test_the_start_is_that_of_the_paper_and_spans_are_in_full_precision() -> None:
     """bfloat16 has no numbers between 256 and 258: neither spans nor distances may be rounded."""
+    model = tiny.causal_model(dynamic("pre_ln", {"longest": 1000, "dynamic_bias": -4.0}))
+    started = masks_of(model)[0](torch.randn(3, 5, tiny.SIZES["model_dim"]))
+    assert started.shape == (3, tiny.NUM_HEADS, 5, 1)
+    same(started, torch.full_like(started, 1000 * 0.017986209962091555))
     u = torch.randn(2, 3, 10, dtype=torch.bfloat16)
     for numbers in ({"dynamic_bias": 0.3}, {"dynamic_bias": None, "start": 0.5}):
         spec = AdaptiveSpan(**{"longest": 1001, "ramp": 32.0, **numbers})

@@ -106,11 +106,8 @@ def test_ranks_that_add_up_their_moments_set_the_skips_of_the_whole_batch() -> N
     assert omegas(half) != pytest.approx(omegas(whole), rel=1e-4)
 
 
-def test_only_admin_needs_a_pass() -> None:
-    assert [name for name in PRESETS if needs_profiling(tiny.translator(name))] == ["admin"]
-
-
-def test_a_pass_leaves_no_hook_and_nothing_else_changed_also_if_it_fails() -> None:
+def test_only_admin_needs_a_pass_which_leaves_no_hook_and_changes_nothing_else() -> None:
+    """Also if it fails."""
     model = tiny.translator("admin", dropout=0.3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = count_hooks(model)
@@ -123,6 +120,7 @@ def test_a_pass_leaves_no_hook_and_nothing_else_changed_also_if_it_fails() -> No
     assert changed
     assert all(name.endswith("skip.gain") for name in changed)
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert [name for name in PRESETS if needs_profiling(tiny.translator(name))] == ["admin"]
 
 
 def test_admin_with_residual_attention_and_rms_norm_is_profiled_too() -> None:

@@ -271,13 +271,7 @@ def test_a_pass_is_scored_and_counted_once() -> None:
         auxiliary_terms(one.model, torch.tensor(1.0))
 
 
-def test_an_unknown_number_of_steps_is_refused_where_a_layer_stops() -> None:
-    heads(3, intermediate=0.0, second_target=0.5).at_step(0, -1)
-    with pytest.raises(UserError, match="set max_steps or max_epochs"):
-        heads(3, intermediate=1.0, second_target=0.5).at_step(0, -1)
-
-
-def test_a_model_that_cannot_have_them_is_refused() -> None:
+def test_a_model_without_them_and_an_unknown_number_of_steps_where_one_stops_are_refused() -> None:
     wanted = AuxiliarySpec(intermediate=1.0)
     with pytest.raises(UserError, match="Linear takes no"):
         add_heads(torch.nn.Linear(2, 2), wanted)
@@ -285,3 +279,6 @@ def test_a_model_that_cannot_have_them_is_refused() -> None:
         add_heads(tiny.causal_model("pre_ln", decoder_depth=1), wanted)
     with pytest.raises(UserError, match="an encoder predicts"):
         add_heads(tiny.masked_model("pre_ln"), AuxiliarySpec(second_target=0.5))
+    heads(3, intermediate=0.0, second_target=0.5).at_step(0, -1)
+    with pytest.raises(UserError, match="set max_steps or max_epochs"):
+        heads(3, intermediate=1.0, second_target=0.5).at_step(0, -1)

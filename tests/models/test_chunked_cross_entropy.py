@@ -314,16 +314,13 @@ def test_no_value_goes_to_the_host(more: dict[str, Any]) -> None:
     assert not {name for name in watch.names if "local_scalar" in name or "nonzero" in name}
 
 
-def test_a_second_derivative_is_refused() -> None:
+def test_a_second_derivative_is_refused_and_the_likelihood_has_no_gradient() -> None:
     """Also where the states have a second derivative of their own, which would be but a part."""
     some = case(5, 3, 7)
     for states in (some.states, some.states.sin()):
         loss = some._replace(states=states).sums().loss
         with pytest.raises(RuntimeError, match="no second derivative"):
             torch.autograd.grad(loss, some.states, create_graph=True)
-
-
-def test_the_likelihood_has_no_gradient() -> None:
     assert not case(5, 3, 7).sums().nll.requires_grad
 
 

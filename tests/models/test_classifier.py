@@ -110,7 +110,7 @@ def test_it_is_bert_of_hugging_face(name: str, labels: list[float]) -> None:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("preset", PRESETS)
-def test_padding_and_the_order_of_rows_change_nothing(preset: str) -> None:
+def test_padding_and_order_change_nothing_and_training_has_the_same_outputs(preset: str) -> None:
     model = tiny.randomise(classifier("RTE", preset, max_positions=19)).eval()
     batch = texts([0.0, 1.0, 1.0])
     whole = model(batch.tokens, batch.segments)
@@ -121,12 +121,7 @@ def test_padding_and_the_order_of_rows_change_nothing(preset: str) -> None:
         alone = task.alone(batch, row)
         torch.testing.assert_close(model(alone.tokens, alone.segments)[0], whole[row])
     assert not torch.allclose(model(batch.tokens, 1 - batch.segments), whole)
-
-
-@pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("preset", PRESETS)
-def test_outputs_of_training_are_those_of_the_whole_block(preset: str) -> None:
-    """And their gradients; the last block computes less after its map."""
+    # In training the last block computes less after its map: the same outputs and gradients.
     model, batch = tiny.randomise(classifier("RTE", preset, max_positions=19)), texts([0.0] * 3)
     given, gradients = (batch.tokens, batch.segments), []
     whole, outputs = model(*given), model.outputs(*given)

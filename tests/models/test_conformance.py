@@ -117,7 +117,7 @@ COUNTS = {
 
 
 @every_preset
-def test_parameter_count_is_the_closed_form(preset: str) -> None:
+def test_parameter_count_is_the_closed_form_and_a_causal_stack_an_encoders(preset: str) -> None:
     count = COUNTS[preset]
     table = tiny.VOCABULARY * D + count.tokens
     expected = {
@@ -126,6 +126,12 @@ def test_parameter_count_is_the_closed_form(preset: str) -> None:
     }
     for build, number in expected.items():
         assert sum(p.numel() for p in build(preset).parameters()) == number
+
+    def shapes(model: nn.Module, stack: str) -> dict[str, torch.Size]:
+        return {name: p.shape for name, p in model.get_submodule(stack).named_parameters()}
+
+    model = tiny.causal_model(preset, decoder_depth=3)
+    assert shapes(model, "decoder") == shapes(tiny.masked_model(preset), "encoder")
 
 
 @pytest.mark.parametrize(("norm", "more"), [("none", 0), ("layer_norm", 2 * D), ("rms_norm", D)])
@@ -174,12 +180,3 @@ def test_axes_add_the_parameters_that_they_name() -> None:
 def test_cached_decoding_of_one_stack_equals_full_decoding(preset: str, positions: str) -> None:
     model = tiny.causal_model(preset, positions=positions, model_dim=12)
     check_cached_text(tiny.randomise(model).eval(), tiny.words(3, 7))
-
-
-@every_preset
-def test_a_causal_stack_alone_has_the_parameters_of_an_encoder_alone(preset: str) -> None:
-    def shapes(model: nn.Module, stack: str) -> dict[str, torch.Size]:
-        return {name: p.shape for name, p in model.get_submodule(stack).named_parameters()}
-
-    model = tiny.causal_model(preset, decoder_depth=3)
-    assert shapes(model, "decoder") == shapes(tiny.masked_model(preset), "encoder")

@@ -49,7 +49,7 @@ def test_text_beyond_the_learned_table_is_refused(length: int, start: int) -> No
 
 
 @every_kind
-def test_a_norm_stands_on_the_sum_and_dropout_after_it(float64: None, positions: str) -> None:
+def test_a_norm_is_on_the_sum_dropout_after_it_and_logits_are_tied(float64, positions: str) -> None:
     """As in BERT's official code."""
     embedding = build(positions, dropout=0.5, norm="layer_norm")
     plain = build(positions)
@@ -63,10 +63,6 @@ def test_a_norm_stands_on_the_sum_and_dropout_after_it(float64: None, positions:
     kept = dropped != 0.0
     assert 0.3 < kept.double().mean() < 0.7
     torch.testing.assert_close(dropped[kept], 2.0 * expected[kept])
-
-
-@every_kind
-def test_logits_are_tied_to_the_embedding(float64: None, positions: str) -> None:
     embedding = build(positions)
     states = torch.randn(3, 7, DIM)
     torch.testing.assert_close(embedding.logits(states), states @ embedding.tokens.weight.T)
@@ -74,22 +70,19 @@ def test_logits_are_tied_to_the_embedding(float64: None, positions: str) -> None
     assert [name for name, _ in embedding.named_parameters()] == ["tokens.weight", *learned]
 
 
-def test_positions_made_in_evaluation_serve_training() -> None:
-    """The sanity check of a run evaluates in inference mode before the first training step."""
-    embedding = build()
-    with torch.inference_mode():
-        embedding(tiny.words(3, 7))
-    embedding(tiny.words(3, 7)).sum().backward()
-    assert embedding.tokens.weight.grad is not None
-
-
-def test_no_buffer_depends_on_the_lengths_seen() -> None:
+def test_no_buffer_depends_on_the_lengths_seen_and_those_of_evaluation_serve_training() -> None:
     """Distributed training broadcasts buffers: ranks that saw other lengths must agree in shape."""
     short, long = build(), build()
     short(tiny.words(3, 7))
     long(tiny.words(3, 300))
     shapes = [[(name, b.shape) for name, b in e.named_buffers()] for e in (short, long)]
     assert shapes[0] == shapes[1]
+    # The sanity check of a run evaluates in inference mode before the first training step.
+    embedding = build()
+    with torch.inference_mode():
+        embedding(tiny.words(3, 7))
+    embedding(tiny.words(3, 7)).sum().backward()
+    assert embedding.tokens.weight.grad is not None
 
 
 @pytest.mark.parametrize("preset", ["post_ln", "ngpt"])

@@ -162,13 +162,7 @@ def check_matrices(model: nn.Module, kind: Kind, preset: str) -> None:
         assert seen == {"query", "key", "value", "output", "ff"}
 
 
-def test_head_of_the_masked_model_is_xavier_uniform_under_every_preset() -> None:
-    """The gains of a preset are its blocks'."""
-    for preset in ("pre_ln", "deepnorm", "t_fixup"):
-        assert_uniform(build("encoder", preset).get_parameter("transform.weight"), 1.0)
-
-
-def test_geglu_starts_its_third_matrix_like_the_others() -> None:
+def test_geglu_starts_its_third_matrix_like_the_others_and_the_head_is_xavier_uniform() -> None:
     for preset in ("pre_ln", "t_fixup"):
         model = build("encoder", preset, {"activation": "geglu"})
         gain = expected_gains(preset, "encoder", alone=True)["ff"]
@@ -176,6 +170,9 @@ def test_geglu_starts_its_third_matrix_like_the_others() -> None:
             for part in ("inner", "gate", "outer"):
                 weight = model.get_parameter(f"encoder.blocks.{n}.feed_forward.{part}.weight")
                 assert_uniform(weight, gain)
+    # The gains of a preset are its blocks'.
+    for preset in ("pre_ln", "deepnorm", "t_fixup"):
+        assert_uniform(build("encoder", preset).get_parameter("transform.weight"), 1.0)
 
 
 ZEROED = ["pre_ln", "parallel", "hyper_connections", "gated_attention", "resformer", "realformer"]

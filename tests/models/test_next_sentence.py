@@ -142,12 +142,14 @@ def test_states_of_heads_are_those_of_the_whole_block_whatever_the_padding(prese
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 
 
-def test_segments_are_read_exactly_where_there_is_a_table() -> None:
+def test_segments_are_read_where_there_is_a_table_and_other_tasks_predict_no_sentence() -> None:
     batch = pairs()
     with pytest.raises(AssertionError, match="a table of"):
         paired_model("pre_ln")(batch.tokens, batch.positions)
     with pytest.raises(AssertionError, match="a table of"):
         tiny.masked_model("pre_ln")(batch.tokens, batch.positions, batch.segments)
+    with pytest.raises(ValueError, match=r"next_sentence true:.*masked_lm"):
+        ObjectiveConfig(kind="causal_lm", next_sentence=True)
 
 
 def test_other_initial_values_stay() -> None:
@@ -210,8 +212,3 @@ def test_loss_is_hand_worked() -> None:
     torch.testing.assert_close(term, (2 * low + high) / 3)
     with pytest.raises(AssertionError, match="scores every batch"):
         head.auxiliary_terms()
-
-
-def test_other_tasks_predict_no_next_sentence() -> None:
-    with pytest.raises(ValueError, match=r"next_sentence true:.*masked_lm"):
-        ObjectiveConfig(kind="causal_lm", next_sentence=True)

@@ -130,7 +130,7 @@ def test_tokens_of_the_reference_stop_after_different_steps() -> None:
 
 
 @parametrize(EVERY)
-def test_masked_prediction_equals_reference(case: Case) -> None:
+def test_masked_and_next_token_prediction_equal_reference(case: Case) -> None:
     """The predicted states, and those that `states` computes of the predicted tokens alone."""
     model = tiny.randomise(tiny.masked_model(case.block, **case.architecture))
     tokens = tiny.words(3, 7)
@@ -138,12 +138,8 @@ def test_masked_prediction_equals_reference(case: Case) -> None:
     found = predict_masked(case.reference, parameters, sizes, tokens.numpy(), POSITIONS.numpy())
     same(model(tokens, POSITIONS), found)
     same(model.embedding.logits(model.states(tokens, POSITIONS)) + model.output_bias, found)
-
-
-@parametrize(EVERY)
-def test_next_token_prediction_equals_reference(case: Case) -> None:
     model = tiny.randomise(tiny.causal_model(case.block, **case.architecture))
-    tokens, sizes = tiny.words(3, 7), case.sizes(kind="decoder")
+    sizes = case.sizes(kind="decoder")
     found = predict_next(case.reference, tiny.numpy_parameters(model), sizes, tokens.numpy())
     same(model(tokens), found)
 

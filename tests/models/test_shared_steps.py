@@ -118,7 +118,7 @@ def test_a_shared_stack_has_the_parameters_of_one_block(preset: str) -> None:
     assert count(6, share="all", halting=HaltingSpec(), **first) == one + dim + 1
 
 
-def test_learned_positions_move_from_the_embedding_to_the_steps() -> None:
+def test_learned_positions_move_to_the_steps_and_a_norm_of_the_embedding_needs_them() -> None:
     sizes = {"positions": "learned", "max_positions": 19}
     plain = tiny.translator(shared("pre_ln"), **sizes)
     signalled = tiny.translator(shared("pre_ln", step_signal="sinusoidal"), **sizes)
@@ -126,6 +126,9 @@ def test_learned_positions_move_from_the_embedding_to_the_steps() -> None:
     assert names == [f"{stack}.signals.position_table.weight" for stack in ("encoder", "decoder")]
     assert plain.embedding.position_table is not None
     assert signalled.embedding.position_table is None
+    block = shared("post_ln", step_signal="sinusoidal")
+    with pytest.raises(ValueError, match="embedding_norm layer_norm with step_signal sinusoidal"):
+        tiny.architecture(kind="encoder", embedding_norm="layer_norm").stacks(block)
 
 
 @every_preset
@@ -211,12 +214,6 @@ def test_what_has_no_meaning_is_refused(axes: dict[str, Any], message: str) -> N
     with pytest.raises(ValueError, match=message) as error:
         tiny.architecture(encoder_depth=4).stacks(block)
     assert "\n" not in str(error.value)
-
-
-def test_a_norm_of_the_embedding_needs_its_positions() -> None:
-    block = shared("post_ln", step_signal="sinusoidal")
-    with pytest.raises(ValueError, match="embedding_norm layer_norm with step_signal sinusoidal"):
-        tiny.architecture(kind="encoder", embedding_norm="layer_norm").stacks(block)
 
 
 def test_equal_layers_may_be_shared_whatever_the_preset_is_called() -> None:

@@ -83,12 +83,9 @@ def test_coordinates_are_flat_with_mup(preset: str) -> None:
         assert abs(change) < 0.1
 
 
-def test_coordinates_of_pre_ln_grow_without() -> None:
+def test_coordinates_of_pre_ln_grow_without_and_a_slope_is_the_exponent_of_the_width() -> None:
     growth = slopes(sizes(STANDARD, "pre_ln"))
     assert min(change for name, (_, change) in growth.items() if name != "logits") > 0.5
-
-
-def test_a_slope_is_the_exponent_of_the_width() -> None:
     powers = {width: {"layer": (width**0.5, 3.0 * width**-2)} for width in WIDTHS}
     assert slopes(powers)["layer"] == pytest.approx((0.5, -2.0))
 

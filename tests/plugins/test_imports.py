@@ -89,14 +89,11 @@ def test_a_module_that_is_imported_counts(write, helpers: Path, line: str, file:
     assert digest(path) != first
 
 
-def test_a_module_of_a_plugin_that_is_a_package_counts(helpers: Path) -> None:
+def test_a_module_of_a_package_counts_and_one_for_types_alone_does_not(write: Write, helpers: Path):
     (helpers / "my_package.py").write_text("import a_module\n")
     first = digest("my_package")
     (helpers / "a_module.py").write_text("FACTOR = 3.0\n")
     assert digest("my_package") != first
-
-
-def test_what_is_imported_for_types_alone_does_not_count(write: Write, helpers: Path) -> None:
     text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a_module\n"
     path = write(text)
     first = digest(path)

@@ -128,11 +128,16 @@ def test_a_wrong_project_is_one_line(tmp_path: Path, text: str, said: str) -> No
         plugins.load_all([], tmp_path)
 
 
-def test_a_command_without_parts_loads_no_project(tmp_path: Path, monkeypatch) -> None:
+def test_a_command_without_parts_loads_no_project_and_the_option_comes_first(tmp_path, monkeypatch):
     (tmp_path / plugins.PROJECT).write_text("plugins: [missing.py]\n")
     monkeypatch.chdir(tmp_path)
     assert main(["init", "mine"]) == 0
     assert main(["blocks"]) == 2
+    args = parse_arguments(["--plugin", "a.py", "--plugin=b.c", "blocks", "pre_ln"])
+    assert args.plugin == ["a.py", "b.c"]
+    assert parse_arguments(["--plugin", "a.py", "fit", "--config", "c.yaml"]).words[0] == "--config"
+    with pytest.raises(UserError, match="--plugin: expected a file"):
+        parse_arguments(["--plugin"])
 
 
 def test_the_project_of_another_user_is_not_run(tmp_path: Path, write: Write, monkeypatch) -> None:
@@ -202,11 +207,3 @@ def test_an_installed_package_is_loaded(tmp_path: Path, write: Write, monkeypatc
     monkeypatch.setattr("importlib.metadata.entry_points", lambda *, group: [point])
     plugins.load_all([], tmp_path)
     assert NORM_KINDS.owner("some_norm") == "an_installed_one"
-
-
-def test_the_option_stands_before_the_command() -> None:
-    args = parse_arguments(["--plugin", "a.py", "--plugin=b.c", "blocks", "pre_ln"])
-    assert args.plugin == ["a.py", "b.c"]
-    assert parse_arguments(["--plugin", "a.py", "fit", "--config", "c.yaml"]).words[0] == "--config"
-    with pytest.raises(UserError, match="--plugin: expected a file"):
-        parse_arguments(["--plugin"])

@@ -119,7 +119,7 @@ def test_a_rule_takes_the_place_of_the_sum(rules: Path) -> None:
     torch.testing.assert_close(mixed.float(), expected, rtol=0.0, atol=0.05)
 
 
-def test_the_axis_sets_the_rule_of_every_sub_layer(rules: Path) -> None:
+def test_the_axis_sets_the_rule_of_every_sub_layer_and_without_it_no_other(rules: Path) -> None:
     decoder = Stack(depth=2, peer_depth=2, causal=True, cross=True)
     for preset in ("pre_ln", "post_ln", "highway_post"):
         for block in resolved(preset, decoder, residual_rule="scaled").blocks:
@@ -127,9 +127,6 @@ def test_the_axis_sets_the_rule_of_every_sub_layer(rules: Path) -> None:
             assert found == {"scaled"}
     (block, *_) = resolved("highway_post", residual_rule="sum").blocks
     assert block == resolved("post_ln").blocks[0]
-
-
-def test_without_the_axis_nothing_is_another_block() -> None:
     for preset in ("pre_ln", "post_ln", "parallel", "sas", "admin"):
         assert resolved(preset, residual_rule="sum") == resolved(preset)
     residual = Residual(ResidualSpec(), 8, dropout=0.0)

@@ -60,15 +60,7 @@ def test_squared_norms_cosines_and_ranks_of_the_tokens_of_a_text(dim: int) -> No
     assert measures.token_ranks(x, REAL).isnan().tolist() == [True, False, True]
 
 
-def test_entropies() -> None:
-    p = maps()
-    p[0, 0] = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
-    expected = [[entropy(head) for head in row] for row in p.numpy()]
-    np.testing.assert_allclose(measures.entropies(p).numpy(), expected, atol=1e-12)
-    assert float(measures.entropies(torch.full((4,), 0.25))) == pytest.approx(math.log(4))
-
-
-def test_map_distances_in_each_row_and_of_every_head_to_every_head_below() -> None:
+def test_entropies_and_distances_in_each_row_and_of_every_head_to_every_head_below() -> None:
     p, q = maps(), maps()
     expected = [
         [divergence(a, b) for a, b in zip(*rows, strict=True)]
@@ -79,6 +71,11 @@ def test_map_distances_in_each_row_and_of_every_head_to_every_head_below() -> No
     for i, j in itertools.product(range(3), range(3)):
         expected = np.mean([divergence(p[r, i].numpy(), q[r, j].numpy()) for r in range(len(p))])
         assert table[i, j] == pytest.approx(expected)
+    p = maps()
+    p[0, 0] = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    expected = [[entropy(head) for head in row] for row in p.numpy()]
+    np.testing.assert_allclose(measures.entropies(p).numpy(), expected, atol=1e-12)
+    assert float(measures.entropies(torch.full((4,), 0.25))) == pytest.approx(math.log(4))
 
 
 def test_matching_is_the_best_of_all_permutations() -> None:

@@ -59,7 +59,7 @@ def read(fake: Any, **changes: Any) -> GridResults:
     return read_results(fake.folder)
 
 
-def test_a_grid_that_does_not_ask_about_warmup_compares_its_variants(make_grid: Any) -> None:
+def test_a_grid_compares_its_variants_or_about_warmup_only_what_it_names(make_grid: Any) -> None:
     fake = make_grid(loss, AXES, curves=False)
     grid = read_results(fake.folder)
     assert {(row.axis, row.baseline) for row in comparisons(grid)} == {(PRESET, "pre_ln")}
@@ -73,11 +73,8 @@ def test_a_grid_that_does_not_ask_about_warmup_compares_its_variants(make_grid: 
     assert table.count("\n") == 5
     readings = [comparison_document(row)["reading"] for row in comparisons(grid)]
     assert sorted(readings) == ["undecided", "undecided", "worse", "worse"]
-
-
-def test_a_grid_about_warmup_compares_only_what_it_names(make_grid: Any) -> None:
     axes = {PRESET: ["sas"], WARMUP: [0, 60], SEED: [1, 2]}
-    fake = make_grid(lambda axes: 2.0 + axes[SEED] / 9, axes)
+    fake = make_grid(lambda axes: 2.0 + axes[SEED] / 9, axes, name="warmup")
     assert comparisons(read_results(fake.folder)) == []
     write_report(fake.folder, figures=False)
     assert not (fake.folder / "comparisons.csv").exists()
@@ -427,13 +424,7 @@ def test_a_grid_that_is_judged_by_its_test_bleu(make_grid) -> None:
     assert "1 of pre_ln at warm-up 60" in page
 
 
-def test_the_loss_is_shown_as_it_was_measured_not_as_it_is_scored(make_grid) -> None:
-    fake = make_grid(lambda axes: 4.49 + axes[SEED], {SEED: [1, 2]})
-    (arm,) = by_metric(read_results(fake.folder))
-    assert arm.mean == pytest.approx(fmean([5.49, 6.49]))
-
-
-def test_arms_of_one_ruler_alone_are_ranked_over_all_groups(make_grid: Any) -> None:
+def test_arms_of_one_ruler_alone_are_ranked_by_their_measured_loss(make_grid: Any) -> None:
     axes = {SEED: [1, 2], TOKENIZER: ["word", "char"], PRESET: ["post_ln", "pre_ln"]}
 
     def nats_of(axes: Any) -> float:
@@ -453,6 +444,9 @@ def test_arms_of_one_ruler_alone_are_ranked_over_all_groups(make_grid: Any) -> N
     fake = make_grid(lambda at: 3.0 - (at[kind] == "sgd"), axes, name="alike", **alike)
     arms = by_metric(read_results(fake.folder))
     assert [(arm.ruler, arm.mean) for arm in arms] == [("", 2.0), ("", 3.0)]
+    fake = make_grid(lambda axes: 4.49 + axes[SEED], {SEED: [1, 2]}, name="measured")
+    (arm,) = by_metric(read_results(fake.folder))
+    assert arm.mean == pytest.approx(fmean([5.49, 6.49]))
 
 
 WORDS = ["a", "dog", "sees", "the", "old", "house", "and", "three", "cats", "near", "the", "river"]

@@ -191,7 +191,7 @@ def test_failures_are_compared_by_whole_seeds_and_cautions_come_first(grid: Grid
     assert found["limits.no_metric"]["metric"] == "val/matthews"
 
 
-def test_a_test_of_failed_runs_takes_the_seeds_that_have_finished(tmp_path: Path) -> None:
+def test_a_test_of_failed_runs_has_finished_seeds_and_an_axis_of_compare_its_own(tmp_path) -> None:
     presets = ["post_ln", "pre_ln"]
     axes = {**AXES, CORPUS: ["rte"], PRESET: presets}
     folder = glue_grid(tmp_path / "demo", lambda at: fails_bare(at, presets), axes)
@@ -203,13 +203,11 @@ def test_a_test_of_failed_runs_takes_the_seeds_that_have_finished(tmp_path: Path
     assert (part.p, part.p_holm) == pytest.approx((1 / 126, 2 / 126))
     assert (whole.p, whole.p_holm) == pytest.approx((2 / 252, 2 * 2 / 252))
 
-
-def test_an_axis_of_compare_has_its_own_test(tmp_path: Path) -> None:
     def scores(axes: Mapping[str, Any]) -> Scores:
         return fails_bare(axes, () if axes[CORRECTED] else ("post_ln",))
 
     axes = {**TWO_SETTINGS, CORPUS: ["rte"]}
-    folder = glue_grid(tmp_path / "demo", scores, axes, compare={CORRECTED: True})
+    folder = glue_grid(tmp_path / "compared", scores, axes, compare={CORRECTED: True})
     warmup, correction = failure_tests(read_results(folder))
     # One stratum has 5 of 5 against 0 of 5: 1 / C(10, 5) at either end.
     assert warmup.p == correction.p == pytest.approx(2 / 252)

@@ -46,7 +46,7 @@ def _is_made(name: str, code: str) -> bool:
     return (last in ("title", "text", "limits") and of_figure) or f'"{last}"' in code
 
 
-def test_limits_have_their_numbers(make_grid) -> None:
+def test_limits_have_their_numbers_also_that_of_translations(make_grid) -> None:
     axes = {SEED: [1, 2, 3, 4], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
     fake = make_grid(lambda a: "failed" if a[SEED] == 4 else 2.0 + a[SEED] / 10, axes)
     found = dict(messages(limits(read_results(fake.folder))))
@@ -57,6 +57,12 @@ def test_limits_have_their_numbers(make_grid) -> None:
     assert not {"limits.early", "limits.adaptive"} & found.keys()
     chosen = replace(read_results(fake.folder), chosen=("x",))
     assert "limits.adaptive" in dict(messages(limits(chosen)))
+    axes = {PRESET: ["pre_ln"], WARMUP: [0], SEED: [1, 2, 3]}
+    fake = make_grid(lambda axes: 2.0, axes, name="cut")
+    for number, cut in enumerate((0, 7, 1200)):
+        fake.edit(number, cut_hypotheses=cut)
+    found = dict(messages(limits(read_results(fake.folder))))["limits.cut"]
+    assert (found["most"], found["cut"], found["runs"]) == (1200, 2, 3)
 
 
 def test_what_a_grid_file_decides_after_the_runs_is_a_limit(make_grid, outcome) -> None:
@@ -70,14 +76,6 @@ def test_what_a_grid_file_decides_after_the_runs_is_a_limit(make_grid, outcome) 
     assert all(name in said for name in grid.afterwards)
     change(SimpleNamespace(folder=folder), **later)
     assert read_results(folder).afterwards == ()
-
-
-def test_translations_that_the_limit_ended_are_told(make_grid) -> None:
-    fake = make_grid(lambda axes: 2.0, {PRESET: ["pre_ln"], WARMUP: [0], SEED: [1, 2, 3]})
-    for number, cut in enumerate((0, 7, 1200)):
-        fake.edit(number, cut_hypotheses=cut)
-    found = dict(messages(limits(read_results(fake.folder))))["limits.cut"]
-    assert (found["most"], found["cut"], found["runs"]) == (1200, 2, 3)
 
 
 # Rows with each verdict, at least savings of 0.11 that matter.

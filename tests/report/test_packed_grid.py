@@ -247,7 +247,7 @@ def test_an_edited_cell_of_a_published_study_is_damaged(runs: Path, tmp_path: Pa
         assert damaged[0].result is None
 
 
-def test_a_study_and_a_grid_of_its_name_are_not_mixed(runs, study, tmp_path, monkeypatch) -> None:
+def test_a_study_is_neither_mixed_with_a_grid_nor_overwritten(runs, study, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs, tmp_path / "experiments" / study.name)
     here = Path("experiments")
@@ -257,6 +257,14 @@ def test_a_study_and_a_grid_of_its_name_are_not_mixed(runs, study, tmp_path, mon
         assert not found.restored
     with found_results(study, here) as found:
         assert found.restored
+    before = (study / PACKED).read_bytes()
+    with pytest.raises(UserError, match=r"--out: .*holds a published study"):
+        report_command(str(study), experiments=tmp_path / "elsewhere", out=study)
+    assert (study / PACKED).read_bytes() == before
+    with pytest.raises(UserError, match=r"--publish: .*: holds the study demo"):
+        publish(replace(read_results(runs), name="other"), study)
+    assert (study / PACKED).read_bytes() == before
+    publish(read_results(runs), study)
 
 
 def test_no_file_of_the_user_is_removed_and_no_link_kept(runs: Path, tmp_path: Path) -> None:
@@ -272,15 +280,3 @@ def test_no_file_of_the_user_is_removed_and_no_link_kept(runs: Path, tmp_path: P
     config.symlink_to(secret)
     with pytest.raises(UserError, match="link"):
         publish(read_results(runs), tmp_path / "study")
-
-
-def test_nothing_else_is_written_over_a_published_study(runs, study, monkeypatch, tmp_path) -> None:
-    before = (study / PACKED).read_bytes()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"--out: .*holds a published study"):
-        report_command(str(study), experiments=tmp_path / "elsewhere", out=study)
-    assert (study / PACKED).read_bytes() == before
-    with pytest.raises(UserError, match=r"--publish: .*: holds the study demo"):
-        publish(replace(read_results(runs), name="other"), study)
-    assert (study / PACKED).read_bytes() == before
-    publish(read_results(runs), study)

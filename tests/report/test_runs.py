@@ -82,7 +82,7 @@ def test_a_row_for_each_planned_cell(make_grid):
     assert set(frame["data.mixed"]) == {"1", "a", '{"b":[2]}'}
 
 
-def test_a_row_for_each_validation(make_grid):
+def test_a_row_for_each_validation_has_its_tokens_and_seconds(make_grid):
     ends = {1: 2.0, 2: None, 3: "failed", 4: "waiting"}
     fake = make_grid(lambda axes: ends[axes[SEED]], {SEED: [1, 2, 3, 4], WARMUP: [0, 60]})
     grid = read_results(fake.folder)
@@ -93,10 +93,7 @@ def test_a_row_for_each_validation(make_grid):
         assert dict(zip(own["step"], own["val/nll"], strict=True)) == cell.run.curve("val/nll")
         assert set(own["warmup"]) <= {cell.warmup}
     assert frame["tokens"].dropna().empty
-
-
-def test_the_tokens_and_seconds_of_a_validation(make_grid):
-    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
+    fake = make_grid(lambda axes: 2.0, {SEED: [1]}, name="timed")
     rows = ["step,train/tokens,train/seconds,val/nll,val/bleu", "50,400,1.5,,", "50,,,3.0,"]
     rows += ["75,,,2.75,", "100,800,3.0,2.5,7.5", "100,,,2.25,", "120,900,3.5,,", ""]
     (fake.run(fake.cells[0]) / "metrics.csv").write_text("\n".join(rows))

@@ -81,12 +81,17 @@ def test_means_of_a_figure_are_of_the_seeds_that_have_every_rate(make_grid: Any)
     assert [row["value"] for row in means] == pytest.approx([2.1, 2.0, 2.1] * 4)
 
 
-def test_ranges_of_rates_are_those_of_each_group(make_grid: Any) -> None:
+def test_ranges_of_rates_are_of_each_group_and_alike_ones_are_told_apart(make_grid: Any) -> None:
     axes = {**AXES, KIND: ["adam", "sgd"], RATE: [0.001, 0.01, 0.5, 1.5]}
     fake = make_grid(loss, axes, curves=False)
     keep(fake, lambda at: (at[RATE] > 0.1) == (at[KIND] == "sgd"))
     rates = dict(messages(limits(read_results(fake.folder))))["limits.rates"]["rates"]
     assert rates == f"from 0.001 to 0.01 ({KIND}=adam); from 0.5 to 1.5 ({KIND}=sgd)"
+    axes = {**AXES, RATE: [0.004, 0.00400000001]}
+    fake = make_grid(loss, axes, curves=False, name="alike")
+    page = write_report(fake.folder, figures=False).read_text(encoding="utf-8")
+    assert page.count("0.00400000001") > 3
+    assert [label(lr) for lr in read_results(fake.folder).rates] == ["0.004", "0.00400000001"]
 
 
 @pytest.mark.parametrize("references", [{}, {"reference_warmup": 60}])
@@ -102,13 +107,6 @@ def test_warmups_of_one_rate_each(make_grid: Any, tmp_path, references) -> None:
     assert len(names) == len({name for name, _ in names})
     publish(read_results(fake.folder), tmp_path / "study")
     assert (tmp_path / "study" / "headline-light.svg").is_file()
-
-
-def test_rates_that_print_alike_are_told_apart(make_grid: Any) -> None:
-    fake = make_grid(loss, {**AXES, RATE: [0.004, 0.00400000001]}, curves=False)
-    page = write_report(fake.folder, figures=False).read_text(encoding="utf-8")
-    assert page.count("0.00400000001") > 3
-    assert [label(lr) for lr in read_results(fake.folder).rates] == ["0.004", "0.00400000001"]
 
 
 def test_a_run_that_was_cut_short_counts_nowhere(make_grid: Any) -> None:

@@ -113,7 +113,7 @@ def test_thirty_tokens_are_the_most_and_only_the_top_is_combined() -> None:
     assert best.difference == math.inf
 
 
-def test_padding_changes_nothing_and_masked_positions_are_no_answer() -> None:
+def test_neither_padding_nor_float16_changes_an_answer_and_masked_positions_are_none() -> None:
     windows = context_windows(3, 6)
     logits = logits_of(windows)
     logits[0][8] = 1.0
@@ -126,10 +126,7 @@ def test_padding_changes_nothing_and_masked_positions_are_no_answer() -> None:
     best = best_span(windows, logits, logits, see_all(windows))
     assert best.span is None
     assert best.null_score == 4
-
-
-def test_float16_logits_are_not_added_in_float16() -> None:
-    """2048 + 1 is 2048 in float16, so the end would be the first of equals."""
+    # 2048 + 1 is 2048 in float16, so the end would be the first of equals.
     windows = context_windows(0, 3)
     starts = [np.array([0, 0, 2048, 0, 0, 0], dtype=np.float16)]
     ends = [np.array([0, 0, 0, 0, 1, 0], dtype=np.float16)]

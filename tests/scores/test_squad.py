@@ -102,7 +102,7 @@ PREDICTIONS_2 = PREDICTIONS | {
 }
 
 
-def test_version_2_by_hand() -> None:
+def test_version_2_by_hand_and_a_gold_without_words_in_version_1_alone() -> None:
     scores = score_v2(GOLDS | UNANSWERABLE, PREDICTIONS_2)
     assert scores.has_answer is not None
     assert scores.no_answer is not None
@@ -111,9 +111,6 @@ def test_version_2_by_hand() -> None:
     assert (scores.no_answer.exact, scores.no_answer.f1) == (50, 50)
     assert scores.every.exact == pytest.approx(100 * (5 + 2) / 13)
     assert scores.every.f1 == pytest.approx(100 * (5 + 4 / 7 + 2) / 13)
-
-
-def test_a_gold_without_words_counts_in_version_1_alone() -> None:
     golds = {"q": ["the", "dog"]}
     assert score_v1(golds, {"q": "a"}).exact == 100
     assert score_v1(golds, {"q": "a"}).f1 == 0

@@ -38,7 +38,7 @@ def original(batch: MaskedBatch) -> torch.Tensor:
     return flat.view(batch.tokens.shape)
 
 
-def test_windows_are_the_packed_text_and_never_predict_eos(corpus: PreparedCorpus):
+def test_windows_are_the_packed_text_and_labels_all_of_it_but_eos(corpus: PreparedCorpus):
     rows = make(corpus)
     ids = np.asarray(corpus.ids("train", "text"))
     assert len(ids) == 900 * 8
@@ -50,42 +50,31 @@ def test_windows_are_the_packed_text_and_never_predict_eos(corpus: PreparedCorpu
     assert (batch.labels != EOS).all()
     assert (batch.positions.diff() > 0).all()
     assert batch.predicted_tokens == len(batch.labels)
+    rows = make(corpus, "valid", seed=None)
+    assert rows.targets().tolist() == everything(rows).labels.tolist()
+    assert make(corpus).targets().tolist() == ids[ids != EOS].tolist()
 
 
-def test_every_place_is_as_likely(corpus: PreparedCorpus):
-    counts = torch.zeros(WINDOW)
-    total = 0
+def test_every_place_is_as_likely_and_80_10_10(corpus: PreparedCorpus):
+    counts, shares = torch.zeros(WINDOW), torch.zeros(3)
+    total, pieces = 0, []
     for epoch in range(40):
         batch = everything(make(corpus), epoch)
         places = original(batch)
         counts += (batch.positions % WINDOW).bincount(minlength=WINDOW)
         total += (places != EOS).sum(0)
-    rate = counts / total
-    assert rate.max() - rate.min() < 0.02
-    assert rate.mean() == pytest.approx(PREDICTED / (WINDOW * 7 / 8), abs=0.01)
-
-
-def test_80_10_10(corpus: PreparedCorpus):
-    shares = torch.zeros(3)
-    pieces = []
-    for epoch in range(30):
-        batch = everything(make(corpus), epoch)
         shown = batch.tokens.flatten()[batch.positions]
         kept, masked = shown == batch.labels, shown == MASK
         shares += torch.tensor([masked.sum(), (~masked & ~kept).sum(), kept.sum()])
         pieces.append(shown[~masked & ~kept])
+    rate = counts / total
+    assert rate.max() - rate.min() < 0.02
+    assert rate.mean() == pytest.approx(PREDICTED / (WINDOW * 7 / 8), abs=0.01)
     shares /= shares.sum()
     assert torch.allclose(shares, torch.tensor([0.8, 0.1, 0.1]), atol=0.01)
     random = torch.cat(pieces)
     assert random.min() == SPECIALS
     assert random.max() == corpus.meta["vocab_size"] - 1
-
-
-def test_labels_are_all_but_eos_or_those_of_the_first_pass(corpus: PreparedCorpus):
-    rows = make(corpus, "valid", seed=None)
-    assert rows.targets().tolist() == everything(rows).labels.tolist()
-    ids = np.asarray(corpus.ids("train", "text"))
-    assert make(corpus).targets().tolist() == ids[ids != EOS].tolist()
 
 
 def test_window_of_end_of_sentence_only(tmp_path: Path, text_config):

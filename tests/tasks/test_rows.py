@@ -109,15 +109,7 @@ def test_shares_of_all_ranks_are_the_global_batch(
 
 
 @every_kind
-def test_a_rank_without_a_row_predicts_nothing(make: Make, kind: str) -> None:
-    blank, whole = (make(rank=rank, world_size=2)[0, np.array([3])] for rank in (1, 0))
-    assert blank.index.tolist() == [-1]
-    assert predicted(blank) == 0
-    assert blank.predicted_tokens == whole.predicted_tokens > 0
-
-
-@every_kind
-def test_rows_depend_on_seed_and_epoch_but_not_in_an_evaluation(make: Make, kind: str) -> None:
+def test_rows_depend_on_seed_and_epoch_but_not_in_an_evaluation_and_may_be_none(make, kind) -> None:
     def read(seed: int | None, epoch: int) -> list[Any]:
         rows = make(seed=seed)
         sampler = rows.sampler(KINDS[kind][2])
@@ -128,3 +120,7 @@ def test_rows_depend_on_seed_and_epoch_but_not_in_an_evaluation(make: Make, kind
     assert read(1, 3) != read(1, 4)
     assert read(1, 3) != read(2, 3)
     assert read(None, 0) == read(None, 5)
+    blank, whole = (make(rank=rank, world_size=2)[0, np.array([3])] for rank in (1, 0))
+    assert blank.index.tolist() == [-1]
+    assert predicted(blank) == 0
+    assert blank.predicted_tokens == whole.predicted_tokens > 0

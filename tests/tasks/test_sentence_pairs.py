@@ -86,7 +86,7 @@ def test_rows_are_what_their_labels_say(corpus: PreparedCorpus, epoch: int) -> N
     assert joined > 0  # the others lost tokens at the seam
 
 
-def test_rows_fit_segments_say_which_text_and_the_budget_is_a_share_of_each(corpus) -> None:
+def test_rows_fit_segments_say_which_text_and_the_budget_of_each_predicts_no_mark(corpus) -> None:
     batch = everything(make(corpus))
     lengths = (batch.tokens != PAD).sum(1)
     assert lengths.max() == WINDOW
@@ -100,9 +100,6 @@ def test_rows_fit_segments_say_which_text_and_the_budget_is_a_share_of_each(corp
         assert row[last + 1 :] == [PAD] * (width - last - 1)
     counts = (batch.positions // batch.tokens.shape[1]).bincount(minlength=len(lengths))
     assert counts.tolist() == [max(1, round(0.15 * n)) for n in lengths.tolist()]
-
-
-def test_marks_and_padding_are_never_predicted(corpus: PreparedCorpus) -> None:
     for epoch in range(3):
         batch = everything(make(corpus, probability=0.9), epoch)
         assert not {PAD, BOS, EOS, MASK} & set(batch.labels.tolist())

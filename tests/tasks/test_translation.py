@@ -90,7 +90,7 @@ def pairs(index: Iterable[int]) -> TranslationBatch:
     return TranslationBatch(text, text, numbers, torch.tensor(1.0))
 
 
-def test_a_validation_decodes_first_sentences_no_blank_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_validation_or_a_part_decodes_first_sentences_no_blank_row(monkeypatch) -> None:
     asked: list[int] = []
 
     def found(model: object, rows: torch.Tensor, *_: object) -> list[Hypothesis]:
@@ -109,16 +109,14 @@ def test_a_validation_decodes_first_sentences_no_blank_row(monkeypatch: pytest.M
     none = Translation(ObjectiveConfig(validation_bleu=0))
     none.decode(cast(Any, None), pairs([0, 1]), "val")
     assert none.scores("val", source, FOUND) == {}
-
-
-@pytest.mark.parametrize("stage", ["val", "test"])
-def test_bleu_ignores_case(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    source = FakeData(LINES[::-1], LINES[::-1], tokenized=True)
-    task, scores = scored(monkeypatch, stage, [LOWER, CASED], source)
-    assert scores[f"{stage}/bleu"] == pytest.approx(100)
-    if stage == "test":
-        assert "case:lc" in task.signatures["bleu_signature"]
-        assert "tok:none" in task.signatures["bleu_signature"]
+    # The rows that `trainer.limit_val_batches` leaves are any rows of the split.
+    task, left = Translation(ObjectiveConfig(validation_bleu=3)), [[90, 17, -1], [55, 31], [40]]
+    task.evaluated = np.array([row for batch in left for row in batch if row >= 0])
+    task.start_decoding()
+    for batch in left:
+        task.decode(cast(Any, None), pairs(batch), "val")
+    right = ["dog" if row in (17, 31, 40) else "cat" for row in range(100)]
+    assert task.scores("val", FakeData(right, [], tokenized=True), FOUND) == {"val/bleu": alone}
 
 
 @pytest.mark.parametrize(("targets", "mixed"), [(LINES, True), (LINES[:1] * 2, False)])
@@ -133,8 +131,14 @@ def test_sacrebleu_sees_case_where_the_corpus_has_it(monkeypatch, targets, mixed
 
 
 @pytest.mark.parametrize("stage", ["val", "test"])
-def test_no_advice_to_detokenise_and_the_same_scores(monkeypatch, caplog, stage: str) -> None:
+def test_bleu_ignores_case_and_no_advice_to_detokenise(monkeypatch, caplog, stage: str) -> None:
     """SacreBLEU gives it at 100 lines that end with a separate period, and scores them all."""
+    source = FakeData(LINES[::-1], LINES[::-1], tokenized=True)
+    task, scores = scored(monkeypatch, stage, [LOWER, CASED], source)
+    assert scores[f"{stage}/bleu"] == pytest.approx(100)
+    if stage == "test":
+        assert "case:lc" in task.signatures["bleu_signature"]
+        assert "tok:none" in task.signatures["bleu_signature"]
     count = 120
     source = FakeData(LINES[:1] * count, ["The dog sees the cat."] * count, tokenized=True)
     rows = [LOWER, [5, 8, 7, 5, 6, 9]] * (count // 2)
@@ -212,19 +216,6 @@ def test_text_without_spaces_needs_the_code_of_its_language(line: str) -> None:
         check_language("tgt", ["", line])
     check_language("zh-TW", [line])
     check_language("tgt", ["", "Wir sahen die Katze 猫, ее и γάτα."])
-
-
-def test_a_part_of_a_validation_decodes_first_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows that `trainer.limit_val_batches` leaves are any rows of the split."""
-    monkeypatch.setattr(SEARCH, lambda model, rows, *_: [Hypothesis([6], 0.0) for _ in rows])
-    task, left = Translation(ObjectiveConfig(validation_bleu=3)), [[90, 17, -1], [55, 31], [40]]
-    task.evaluated = np.array([row for batch in left for row in batch if row >= 0])
-    task.start_decoding()
-    for batch in left:
-        task.decode(cast(Any, None), pairs(batch), "val")
-    right = ["dog" if row in (17, 31, 40) else "cat" for row in range(100)]
-    alone = sacrebleu.BLEU(tokenize="none").corpus_score(["dog"] * 3, [["dog"] * 3]).score
-    assert task.scores("val", FakeData(right, [], tokenized=True), FOUND) == {"val/bleu": alone}
 
 
 def test_hypotheses_that_the_limit_ends_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

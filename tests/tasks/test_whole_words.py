@@ -109,20 +109,6 @@ def test_marks_end_a_word_and_a_row_without_one_that_fits_predicts_none() -> Non
     assert rate == pytest.approx(0.25, abs=0.03)
 
 
-def test_words_begin_with_the_mark_of_a_space(corpus: PreparedCorpus) -> None:
-    """UNK goes on with its word, except where each piece is a word."""
-    tokenizer = corpus.tokenizer
-    starts = tokenizer.word_starts()
-    assert len(starts) == tokenizer.vocab_size
-    for word in ("abc", "hgfedcba", "a"):
-        pieces = tokenizer.encode(word)
-        assert [starts[piece] for piece in pieces] == [True] + [False] * (len(pieces) - 1)
-    ids = tokenizer.encode("abz c")
-    assert UNK in ids
-    assert sum(starts[piece] for piece in ids) == 2
-    assert not starts[UNK]
-
-
 def test_a_word_of_a_word_tokenizer_is_one_piece(tmp_path: Path, text_config) -> None:
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("a few words here\n" * 40)
@@ -135,7 +121,7 @@ def test_a_word_of_a_word_tokenizer_is_one_piece(tmp_path: Path, text_config) ->
         assert (one is None and two is None) or torch.equal(one, two)  # pyright: ignore[reportArgumentType]
 
 
-def test_the_config_asks_for_whole_words(corpus: PreparedCorpus, text_config) -> None:
+def test_the_config_asks_for_whole_words_which_begin_with_a_mark(corpus, text_config) -> None:
     fields: dict[str, Any] = {"tokenizer": "bpe", "vocab_size": 40, "task": "masked_lm"}
     fields |= {"window": WINDOW, "mask_probability": 0.3}
     root, task_rows = corpus.folder, cast(Any, MaskedLanguageModelling.rows)
@@ -148,6 +134,17 @@ def test_the_config_asks_for_whole_words(corpus: PreparedCorpus, text_config) ->
     assert {len(list(group)) for _, group in groupby(counts[0])} == {7}
     assert max(len(list(group)) for _, group in groupby(counts[1])) == 7
     assert not torch.equal(batches[0].tokens, batches[1].tokens)
+    # UNK goes on with its word, except where each piece is a word.
+    tokenizer = corpus.tokenizer
+    starts = tokenizer.word_starts()
+    assert len(starts) == tokenizer.vocab_size
+    for word in ("abc", "hgfedcba", "a"):
+        pieces = tokenizer.encode(word)
+        assert [starts[piece] for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    ids = tokenizer.encode("abz c")
+    assert UNK in ids
+    assert sum(starts[piece] for piece in ids) == 2
+    assert not starts[UNK]
 
 
 @pytest.mark.parametrize("kind", [MaskedRows, PairRows])
