@@ -82,7 +82,7 @@ _STRAGGLERS = 15.0  # seconds for ranks to end after the first of them
 _GRACE = 120.0  # seconds that a cell may take to save its state, or to end after its result
 
 
-@dataclass
+@dataclass(eq=False)  # each is one process or a part of it, and refers to itself
 class Running:
     """A running cell: its claim, its processes (one per rank), and the time of progress.
 
