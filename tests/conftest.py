@@ -50,12 +50,18 @@ def pytest_collection() -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark all cases but an n-th part as slow where a test is marked in_turn(n), and all cases but
     REPRESENTATIVES of a test of most presets that is marked neither so nor all_presets.
 
     The part is drawn by the digests of the names, so that it has all values of several axes.
+    Tests of a GPU run only where `-m` names them.
     """
+    if "gpu" not in config.option.markexpr:
+        config.hook.pytest_deselected(
+            items=[item for item in items if item.get_closest_marker("gpu")]
+        )
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     cases = [item for item in items if isinstance(item, pytest.Function) and _indices(item)]
     tested = defaultdict[tuple[Path, str], set[int]](set)
     drawn = defaultdict[tuple[Path, str], list[int]](list)
