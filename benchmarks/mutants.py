@@ -1197,8 +1197,8 @@ MUTANTS = (
     mutant(
         "sums over a split are taken in the precision of the model",
         at("test_precision.py"),
-        "torch.promote_types(self.weight_type, torch.float32)",
-        "self.weight_type",
+        "sums.set_dtype(torch.promote_types(self.weight_type, torch.float32))",
+        "sums.set_dtype(self.weight_type)",
     ),
     mutant(
         "a NaN of a validation is left out",
