@@ -3,9 +3,8 @@
 A small step leaves a GPU idle most of the time. The K models of a pack, of one wiring and seed,
 have their weights in one tensor, and each step reads one batch for all: `torch.vmap` turns every
 operation of the model into one for K models. Nothing is reduced over the pack, and its width is
-fixed: places without a cell train copies. The numbers of a cell therefore depend neither on its
-neighbours nor on its place, except that on a CPU MKL rounds small batched products in float32 by
-the address of a matrix (unless MKL_CBWR is set).
+fixed: places without a cell train copies. A cell's numbers do not depend on its neighbours, nor on
+its place, except with MKL, which rounds small float32 products by address unless MKL_CBWR is set.
 
 The products of a pack have other shapes than those of one model, so that its numbers differ from
 those by rounding: `model.pack` is part of a run's identity.
