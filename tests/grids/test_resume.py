@@ -41,7 +41,7 @@ def config(folder: Path, cache: str, *, memory: int = 0, dropout: float = 0.3, *
         tree["model"]["architecture"]["positions"] = "relative"
         tree["model"]["schedule"] |= {"warmup_steps": 20, "reference_steps": 20}
         tree["data"] |= STREAMS
-        trainer["limit_val_batches"] = 5
+        trainer["limit_val_batches"] = 100  # so long that a kill between two steps comes in time
     tree["model"]["schedule"]["warmup_steps"] = 20
     tree["trainer"] |= {"max_steps": STEPS, "val_check_interval": 15, "log_every_n_steps": 1}
     tree["trainer"] |= {"enable_progress_bar": False, "default_root_dir": str(folder), **trainer}
