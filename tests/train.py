@@ -9,6 +9,7 @@ import math
 import os
 import sys
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -61,7 +62,8 @@ def train(
     fitter.fit(trained, datamodule=data(cache, task))
     assert len(losses.losses) == steps
     assert all(math.isfinite(loss) for loss in losses.losses), losses.losses
-    assert steps < STEPS or losses.losses[-1] < losses.losses[0]
+    first, final = losses.losses[:5], losses.losses[-5:]  # batches of a rank differ
+    assert steps < STEPS or sum(final) < sum(first), losses.losses
     return losses.losses, trained
 
 
@@ -82,8 +84,10 @@ def graph(folder: Path, cache: str, task: str, preset: str) -> dict[str, Any]:
     """Trace the model into one graph, which fails at the first break; no code is generated."""
     model: Any = tiny.translator(preset) if task == "translation" else tiny.masked_model(preset)
     inputs = tiny.sentences() if task == "translation" else (tiny.words(3, 7), torch.arange(5))
+    before = deepcopy(model.state_dict())
     with attention_form("plain"):  # the compiled one
         expected = model(*inputs)
+    model.load_state_dict(before)  # a call moves the vectors of sigma_reparam
     torch.compiler.reset()
     model.compile(backend="eager", fullgraph=True)
     return {"equal": torch.equal(model(*inputs), expected)}
