@@ -241,7 +241,7 @@ class PackedModule(TransformerModule):
         return {**state, "_last_lr": rates}, groups
 
     def packed_optimizer(self) -> PackedAdam:
-        """Return the optimizer of the pack, whose rates are those of step 0 until they are set."""
+        """Return the optimizer of the pack, whose rates are 0 until they are set."""
         return PackedAdam(self.weights, list(self._columns()), self.optimizer.kind == "adamw")
 
     def _pieces(self) -> dict[str, Tensor]:
@@ -389,7 +389,7 @@ class PackLogger(Logger):
                 logger.log_metrics(dict(own), step)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: each cell's loggers have its own."""
+        """Do nothing: a pack has only the loggers of every run, which take none."""
 
     def save(self) -> None:
         for logger in (each for loggers in self._loggers for each in loggers):
