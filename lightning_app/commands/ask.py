@@ -74,7 +74,9 @@ def _grid(
     arms = [*dict.fromkeys((block, "pre_ln", "post_ln"))]
     cells = 2 * len(arms)
     seeds, trials = design(minutes, workers or default_workers(), cells, seconds)
-    plan = f"{seeds} seeds x {trials} trials x {cells} arms, about {seconds:.0f} s each"
+    first = min(MOST[0], seeds)
+    count = f"{first} seeds" if first == seeds else f"{first} to {seeds} seeds"
+    plan = f"{count} x {trials} trials x {cells} arms, about {seconds:.0f} s each"
     print(f"ask: {plan}", file=sys.stderr)
     further = {"half_width": matters, "most_seeds": seeds} if seeds > MOST[0] else None
     rate = float(tree["model"]["optimizer"]["lr"])
@@ -88,7 +90,7 @@ def _grid(
             "trials": trials,
         },
         "until": further,
-        "axes": {PRESET: arms, WARMUP: [0, steps // 5], SEED: min(MOST[0], seeds)},
+        "axes": {PRESET: arms, WARMUP: [0, steps // 5], SEED: first},
         "sensitivity": {
             "reference_warmup": steps // 5,
             "baseline": "pre_ln",
