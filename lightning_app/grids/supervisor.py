@@ -536,9 +536,9 @@ def run_grid(
                     elsewhere = queue.elsewhere()
                     total = max(0, queue.total - elsewhere)
                     if (total or elsewhere) and time.monotonic() < until:
-                        print(
-                            f"{grid.name}: {total} cells to run; preparing their data", flush=True
-                        )
+                        more = f" (up to {grid.plan.more} more follow)" * bool(grid.plan.more)
+                        of = f"{total} of {len(grid.cells)} cells to run{more}"
+                        print(f"{grid.name}: {of}; preparing their data", flush=True)
                         if grid.plan is not fresh:
                             ask(stop, prepare_data, program, grid)
                         supervisor = Supervisor(

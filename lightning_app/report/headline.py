@@ -47,6 +47,7 @@ _NAMES = {
 }
 _OF_ARMS = {  # in the singular and in the plural
     NEEDS: ("needs warm-up", "need warm-up"),
+    "fails": ("fails more often without warm-up", "fail more often without warm-up"),
     GAINS: ("gains from warm-up", "gain from warm-up"),
     SLIGHTLY: ("slightly gains from warm-up", "slightly gain from warm-up"),
     MIXED: ("gives mixed results", "give mixed results"),
@@ -84,7 +85,12 @@ def answer(grid: GridResults, scores: Sequence[Score]) -> str:
     found = verdicts(grid, scores)
     if not found:
         return "" if why_none(grid) and grid.asks_warmup else _of_metric(grid)
-    arms = [(verdict.variant, verdict.word) for verdict in found if verdict.kind == "arm"]
+    # No saving is shown where the interval contains zero.
+    arms = [
+        (each.variant, "fails" if each.word == NEEDS and each.low <= 0 else each.word)
+        for each in found
+        if each.kind == "arm"
+    ]
     over = [verdict for verdict in found if verdict.kind in ("pooled", "family")]
     average = _average([verdict.word for verdict in over if verdict.kind == "pooled"])
     families = [

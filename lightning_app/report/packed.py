@@ -16,7 +16,7 @@ import re
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,18 +163,12 @@ def _working_folder(experiments: Path) -> Iterator[GridFolder]:
 def _check_same(made: Path, there: Path, packed: Path) -> None:
     for file in sorted(each for each in made.rglob("*") if each.is_file()):
         name = file.relative_to(made)
-        other = there / name
-        if not other.is_file() or not _is_same(other, file):
-            raise UserError(
-                f"{there}: {name} is not the one in {packed}; name another --experiments"
-            )
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    try:
-        return _packed(one) == _packed(other)
-    except (ValueError, csv.Error, AttributeError):  # damaged
-        return False
+        with suppress(
+            FileNotFoundError, ValueError, csv.Error, AttributeError
+        ):  # missing or damaged
+            if _packed(there / name) == _packed(file):
+                continue
+        raise UserError(f"{there}: {name} is not the one in {packed}; name another --experiments")
 
 
 def _packed(path: Path) -> Any:

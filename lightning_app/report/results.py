@@ -500,7 +500,10 @@ def read_results(folder: Path, file: Mapping[str, Any] | None = None) -> GridRes
         cells=tuple(cells),
         chosen=tuple(search.get("fields") or (RATE,) * bool(grid.get("refine"))),
         more=plan.more,
-        pruner=grid.get("pruner") if any(map(_may_be_pruned, cells)) else None,
+        # Without a cell that the pruner may have ended it has selected nothing.
+        pruner=grid.get("pruner")
+        if {cell.state for cell in cells} & {"pruned", "damaged"}
+        else None,
         damaged_configs=tuple(damaged),
         factors={name: axis for name, axis in factors.items() if axis in plan.axes},
         compare={axis: base for axis, base in compare.items() if axis in plan.axes},
@@ -614,11 +617,6 @@ def _config(
         except Unsound as error:
             damaged.append(f"{path}: {error}")
     return dict(base), damaged
-
-
-def _may_be_pruned(cell: CellResult) -> bool:
-    """Whether a pruner may have ended the cell; without such cells it has selected nothing."""
-    return cell.state in ("pruned", "damaged")
 
 
 def _merge(under: Any, over: Any) -> Any:

@@ -158,11 +158,8 @@ def latex(table: ReportTable) -> str:
 def tex(text: str) -> str:
     """Text for LaTeX: special characters escaped, symbols of the report as formulas."""
     escaped = "".join(_LETTERS.get(letter, letter) for letter in text)
-    return re.sub(r"(?<![A-Za-z_\\])([A-Z]|\$\\eta\$)\\_(\w+)", _subscript, escaped)
-
-
-def _subscript(match: re.Match[str]) -> str:
-    return rf"${match[1].strip('$')}_{{\mathrm{{{match[2]}}}}}$"
+    named = re.compile(r"(?<![A-Za-z_\\])([A-Z]|\$\\eta\$)\\_(\w+)")
+    return named.sub(lambda of: rf"${of[1].strip('$')}_{{\mathrm{{{of[2]}}}}}$", escaped)
 
 
 _LETTERS = {letter: rf"\{letter}" for letter in "&%$#_{}"} | {

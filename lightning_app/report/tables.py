@@ -145,7 +145,8 @@ def verdict_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     def failed(side: int) -> Callable[[Verdict], Datum]:
         def of(verdict: Verdict) -> Datum:
             text = counted.get((verdict.group, verdict.variant), (DASH, DASH))[side]
-            return Datum(text, bad=not text.startswith(("0", DASH)))
+            p = () if not side or math.isnan(verdict.failures_p) else (p_value(verdict.failures_p),)
+            return Datum(text, tuple(f"p {each}" for each in p), bad=text[0] not in ("0", DASH))
 
         return of
 
@@ -173,6 +174,7 @@ def verdict_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     ]
     rows = (("" if each.group == "all" else each.group, each) for each in found)
     of = "" if grid.reference_warmup is None else f" of {grid.reference_warmup:,} updates"
+    best_of = f", each seed at the best of its {grid.trials} trials" if grid.trials else ""
     matters = f"{grid.matters:g} nats" if grid.matters else "not named in the grid file"
     words = {"of": of, "matters": matters, "data": in_short(grid)}
     shown = [verdict.score for verdict in found]
@@ -181,7 +183,7 @@ def verdict_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         columns,
         rows,
         caption=say("captions.verdicts", **words),
-        title="Warm-up against none [the interval that decides]",
+        title=f"Warm-up{of} against none{best_of} [the interval that decides]",
         notes=tuple(score_notes(shown)),
         heading="A dash marks an undefined score. Notes:",
     )
@@ -211,7 +213,7 @@ def delta_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         (Heading("seeds", outputs=PRINTED), lambda own: str(own["delta"].seeds)),
     ]
     of = "" if grid.reference_warmup is None else f" of {grid.reference_warmup:,} updates"
-    words = {"of": of, "baseline": grid.baseline or "the baseline", "level": LEVEL}
+    words = {"of": of, "baseline": grid.baseline or "the baseline", "level": 1 - grid.alpha}
     return _of_scores(
         "delta",
         shown,
@@ -296,7 +298,9 @@ def over_rates_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
             for name, of in ((name, against(name)) for name in names)
         ),
     ]
-    caption = say("captions.over_rates", rates=", ".join(map(label, grid.rates)))
+    caption = say(
+        "captions.over_rates", level=1 - grid.alpha, rates=", ".join(map(label, grid.rates))
+    )
     return _of_scores("over_rates", shown, columns, caption)
 
 
@@ -441,7 +445,7 @@ def factor_table(grid: GridResults, effects: Sequence[Effect]) -> ReportTable:
     rows = ((_EFFECTS_ON[m], effect) for m in MEASURES for effect in shown if effect.measure == m)
     if follow := followers(grid, grid.factors.values()):
         levels += f"; what follows: {follow}"
-    caption = say("captions.factors", levels=levels, times=TIMES, level=LEVEL)
+    caption = say("captions.factors", levels=levels, times=TIMES, level=1 - grid.alpha)
     return laid_out("factors", columns, rows, caption=caption)
 
 
@@ -471,7 +475,9 @@ def comparison_table(grid: GridResults, differences: Sequence[MetricDifference])
     what = say("captions.own_scores") if grid.scored else "The metric of the grid file"
     follow = followers(grid, [row.axis for row in differences])
     equal = f"axis equal but those that follow: {follow}" if follow else "other axis equal"
-    caption = say("captions.comparisons", what=what, equal=equal, level=LEVEL, alpha=1 - LEVEL)
+    caption = say(
+        "captions.comparisons", what=what, equal=equal, level=1 - grid.alpha, alpha=1 - LEVEL
+    )
     rows = ((heading(row), row) for row in differences)
     return laid_out("comparisons", columns, rows, caption=caption)
 

@@ -11,9 +11,11 @@ from lightning_app.report.facts import DASH, records_of, state_counts
 from lightning_app.report.headline import answer
 from lightning_app.report.pairs import Score
 from lightning_app.report.results import GridResults
+from lightning_app.report.statistics import ALPHA
 from lightning_app.report.table import Datum, Heading, ReportTable
 from lightning_app.report.tables import metric_table, task_tables, verdict_table
 from lightning_app.report.tasks import failed_runs, failure_tests, task_scores
+from lightning_app.report.verdicts import verdicts
 from lightning_app.runs.mixtures import KINDS, left_out, mixed, unsealed
 
 ROWS = 60  # per table; its first slice is always whole
@@ -36,6 +38,12 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
     write.line(state_counts(grid))
     if (table := verdict_table(grid, scores)).bodies:
         write.table(table)
+        named: dict[str, list[str]] = {}
+        for verdict in filter(lambda each: each.more, verdicts(grid, scores)):
+            named.setdefault(verdict.more, []).append(verdict.variant)
+        for more, names in named.items():
+            field = "until.most_seeds" if grid.alpha < ALPHA else "axes.seed_everything"
+            write.line(f"{more} {', '.join(names)} ({field} in the grid file)")
     else:
         write.table(metric_table(grid))
     for table in task_tables(grid, failure_tests(grid), failed_runs(grid), task_scores(grid)):

@@ -561,12 +561,13 @@ def delta(arm: Arm, lr: float, grid: GridResults) -> Score:
         never = bool(runs) and all(cell.entropy - cell.loss < LEARNED for cell in runs)
         return replace(undefined(arm, lr, "delta", reason, pairs), never=never)
     differences = _differences(pairs, (0, lr), (ref, lr))
+    bare, with_it = pairs.failed((0, lr)), pairs.failed((ref, lr))
     return Score(
         **score_identity(arm, lr, "delta"),
         estimate=mean(differences),
-        bound=bound_of(at_most=any(pairs.failed((ref, lr))), at_least=_capped(pairs, lr)),
+        bound=bound_of(at_most=any(with_it), at_least=_capped(pairs, lr)),
         **pairs.counts,
-        **_over_seeds(pairs, differences, pairs.mixed, _sides(pairs)),
+        **_over_seeds(pairs, differences, pairs.mixed, (bare, with_it)),
     )
 
 
@@ -647,10 +648,6 @@ def _differences(pairs: Paired, first: tuple[int, float], second: tuple[int, flo
     return [a - b for a, b in zip(pairs.losses(first), pairs.losses(second), strict=True)]
 
 
-def _sides(pairs: Paired) -> Sides:
-    return pairs.failed(pairs.points[0]), pairs.failed(pairs.points[-1])
-
-
 def _over_seeds(
     pairs: Paired, values: Sequence[float], mixed: str, *sides: Sides
 ) -> dict[str, Any]:
@@ -658,6 +655,7 @@ def _over_seeds(
     seeds, p = pairs.seeds, math.nan if mixed else seeds_p(values)
     low, high, _ = (math.nan,) * 3 if mixed else t_interval(values)
     few = len(values) == LEAST_SEEDS - 1 and not mixed
+    pairs_of_seeds = tuple(zip(seeds, values, strict=True))
     return {
         "low": low,
         "high": high,
@@ -670,16 +668,9 @@ def _over_seeds(
             mixed or _no_interval(values, low),
             f"{len(values)} seeds are too few for a p value" * few,
         ),
-        "each": _each(seeds, values, mixed),
-        "values": tuple(zip(seeds, values, strict=True)),
+        "each": pairs_of_seeds if mixed or len(seeds) < FEW_SEEDS else (),
+        "values": pairs_of_seeds,
     }
-
-
-def _each(
-    seeds: Sequence[int], values: Sequence[float], mixed: str
-) -> tuple[tuple[int, float], ...]:
-    few = len(seeds) < FEW_SEEDS or mixed
-    return tuple(zip(seeds, values, strict=True)) if few else ()
 
 
 def _no_interval(values: Sequence[float], low: float) -> str:

@@ -142,7 +142,7 @@ def test_the_numbers_are_those_of_the_scores(make_grid, outcome):
         assert rows[variant]["minus that of pre_ln"] == shown
     assert rows["pre_ln"]["minus that of pre_ln"] == rows["all variants"]["failed with"] == "–"
     failed = ("failed without", "failed with")
-    assert [rows["post_ln"][name] for name in failed] == ["3 of 3", "0 of 3"]
+    assert [rows["post_ln"][name] for name in failed] == ["3 of 3", "0 of 3\np 0.031"]
     rows = by_name(delta_table(grid, sensitivity_scores(grid)))
     delta = found["sas", "delta"]
     assert rows["sas"]["Δ"] == f"{nats(delta.estimate)}\n[{nats(delta.low)}, {nats(delta.high)}]"

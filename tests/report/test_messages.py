@@ -69,8 +69,7 @@ def test_what_a_grid_file_decides_after_the_runs_is_a_limit(make_grid, outcome) 
     folder = make_grid(outcome).folder
     assert "limits.afterwards" not in dict(messages(limits(read_results(folder))))
     later = {"families": {"post": ["post_ln"]}, "sensitivity": {"matters": 0.1}}
-    file = yaml.safe_load((folder / "grid.yaml").read_text())
-    grid = read_results(folder, file={**file, **later})
+    grid = read_results(folder, file=yaml.safe_load((folder / "grid.yaml").read_text()) | later)
     assert grid.afterwards == ("families", "sensitivity.matters")
     said = dict(messages(limits(grid)))["limits.afterwards"]["names"]
     assert all(name in said for name in grid.afterwards)
@@ -162,6 +161,10 @@ def test_the_answer_names_families_the_rate_and_those_that_differ_from_most() ->
     arms = {("all", f"v{n}"): "gains" if n in (3, 7) else "undecided" for n in range(41)}
     clauses = clauses_of(answer(ASKED, scores_of(arms, {}, {}, 4)), [name for _, name in arms])
     assert [*filter(None, clauses)] == [{"v3", "v7"}]
+    rows = scores_of({("all", "sas"): "needs", ("all", "keel"): "needs"}, {}, {}, 4)
+    wide = replace(arm(0.1, 0.9), variant="keel", score="tuned", tried=(4, 4))
+    rows[2:3] = corrected([wide], str)  # no saving is shown
+    assert clauses_of(answer(ASKED, rows), ["sas", "keel"]) == [{"sas"}, {"keel"}]
 
 
 @pytest.mark.parametrize("count", [2, 4, 8, 41])

@@ -62,7 +62,7 @@ class ForestRow:
 
 
 def forest(part: Part, *, narrow: bool = False) -> list[Sketch]:
-    """What decides: every seed, the 95 % interval (thick), and that of Holm's step (thin).
+    """What decides: every seed, the uncorrected interval (thick), and that of Holm's step (thin).
 
     Of the comparisons by the metric where warm-up is not what a grid asks about.
     """
