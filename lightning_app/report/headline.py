@@ -103,7 +103,11 @@ def answer(grid: GridResults, scores: Sequence[Score]) -> str:
     if families or 2 * open_ > len(arms) or len({verdict.group for verdict in found}) > 1:
         drafts = [[*average, *families, *of] for of in (others, [])]
     where = f"Tuned with {_number(grid.trials)} trials, " if grid.trials else _where(found)
-    return _shortest(where, [*drafts, average or families, _roughly(arms, _OF_ARMS)])
+    words, tail = dict(arms), []
+    if NO_NEED in words.values() and words.get(grid.control or "") in (NO_NEED, UNDECIDED, LOSES):
+        tail = [f"{grid.control}, the control, shows no gain, so this setting cannot tell"]
+    drafts += [average or families, _roughly(arms, _OF_ARMS)]
+    return _shortest(where, [[*clauses, *tail] for clauses in drafts if clauses])
 
 
 def _average(words: Sequence[str]) -> list[str]:

@@ -116,7 +116,10 @@ def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -
     """
     grid, rates = report.grid, report.grid.rates
     warmup = grid.asks_warmup
-    claim = answer(grid, report.scores) or _unanswered(grid)
+    claim = answer(grid, report.scores)
+    if not claim:  # the first sentence of the question, or the name
+        sentence = re.match(r".*?[.?!](?=\s|$)", " ".join(grid.question.split()))
+        claim = grid.name if sentence is None else sentence[0]
     figures = [_shown(grid, drawing, n) for n, drawing in enumerate(drawings, start=1)]
     first = figures[0] if figures and figures[0].drawing.question == "need" else None
     return render(
@@ -234,12 +237,6 @@ def _summary(grid: GridResults) -> str:
             f"{grid.warmups[-1]:,} steps; warm-up 0: the full rate from step 1."
         )
     return " ".join(texts)
-
-
-def _unanswered(grid: GridResults) -> str:
-    """The title of a page without a finding: the first sentence of the question, or the name."""
-    sentence = re.match(r".*?[.?!](?=\s|$)", " ".join(grid.question.split()))
-    return grid.name if sentence is None else sentence[0]
 
 
 def _again(grid: GridResults, out: Path) -> str:

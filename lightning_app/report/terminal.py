@@ -61,9 +61,7 @@ def mixtures(grid: GridResults) -> dict[str, dict[str, list[str]]]:
 def mixture_line(grid: GridResults) -> str:
     """The kinds in which the finished cells differ, in one line; empty if they do not differ."""
     kinds = [f"{len(of)} {KINDS[kind]}" for kind, of in mixtures(grid).items()]
-    if not kinds:
-        return ""
-    return f"Mixed: cells from {', '.join(kinds)}; report.html lists invalid conclusions."
+    return f"Mixed: cells from {', '.join(kinds)}; report.html lists what is invalid." * bool(kinds)
 
 
 def headline_document(scores: Sequence[Score]) -> list[dict[str, Any]]:
