@@ -368,8 +368,8 @@ def preset_words(grid: GridResults) -> list[str]:
         name, block = cell.setting(PRESET), cell.run.sound(BLOCK)
         if isinstance(name, str) and name not in words and block is not None:
             layer = next(iter(read_mapping(block).values()))["blocks"][0]["around_self"]
-            parts = [(key, label(value)) for key, value in leaves(layer)]
-            shown = [f"{key} {value}" for key, value in parts if value not in _PLAIN]
+            parts = [f"{key} {label(value)}" for key, value in leaves(layer)]
+            shown = [part for part in parts if not part.endswith(_PLAIN)]
             source = ", ".join((cell.record.get("provenance") or {}).get("plugins_used") or ())
             words[name] = (
                 f"preset of the plug-in {source or UNKNOWN}; around self-attention in the first "
@@ -381,7 +381,7 @@ def preset_words(grid: GridResults) -> list[str]:
     return [*texts, *(f"{name}: a class of yours that trains the model" for name in classes)]
 
 
-_PLAIN = ("none", "sum", "false", "1")  # values that change nothing in the residual formula
+_PLAIN = (" none", " sum", " false", " 1", "ramp 0", "drop 0")  # change nothing in the formula
 
 
 def trained_on(grid: GridResults) -> str:
