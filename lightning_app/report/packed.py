@@ -163,9 +163,8 @@ def _working_folder(experiments: Path) -> Iterator[GridFolder]:
 def _check_same(made: Path, there: Path, packed: Path) -> None:
     for file in sorted(each for each in made.rglob("*") if each.is_file()):
         name = file.relative_to(made)
-        with suppress(
-            FileNotFoundError, ValueError, csv.Error, AttributeError
-        ):  # missing or damaged
+        # A missing or damaged file is another one.
+        with suppress(FileNotFoundError, ValueError, csv.Error, AttributeError):
             if _packed(there / name) == _packed(file):
                 continue
         raise UserError(f"{there}: {name} is not the one in {packed}; name another --experiments")
