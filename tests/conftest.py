@@ -84,6 +84,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("slow")
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a text of up to millions of characters by its length."""
+    return f"{len(val)} long" if isinstance(val, str | bytes) and len(val) > 400 else None
+
+
 def _indices(item: pytest.Function) -> dict[str, int]:
     return item.callspec.indices if hasattr(item, "callspec") else {}
 

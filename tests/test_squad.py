@@ -17,7 +17,7 @@ from lightning_app.probes.hooks import MODEL
 from lightning_app.probes.probe import preconditioned_sharpness, probe
 from lightning_app.scores.squad import score_v1, score_v2
 from lightning_app.tasks.base import build_task
-from lightning_app.tasks.squad import QuestionTexts
+from lightning_app.tasks.squad import Answer, QuestionTexts, scores_v2
 from tests import questions, warm
 from tests.tables import changed
 from tests.test_fine_tuning import fit, on_one_and_two, one_by_one, single_precision
@@ -164,6 +164,13 @@ def test_probes_read_batches_of_different_lengths(built: Any) -> None:
     expected = torch.special.entr(p.mean(dim=0)).sum() - entropy
     assert found["output_information"] == pytest.approx(float(expected), abs=1e-9)
     assert np.isfinite(preconditioned_sharpness(built.model, built.task, batch, 1e-8).value)
+
+
+def test_the_result_is_that_of_the_threshold_0() -> None:
+    """Without an answer to "a"; the best threshold, which reads the golds, gives it."""
+    scores = scores_v2({"a": ["x"], "b": []}, {"a": Answer("x", 1.0), "b": Answer("y", 2.0)})
+    assert (scores["exact_match"], scores["f1"]) == (50.0, 50.0)
+    assert (scores["best_exact_match"], scores["best_f1"]) == (100.0, 100.0)
 
 
 def test_a_diverged_run_has_no_score(built: Any) -> None:
