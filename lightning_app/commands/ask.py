@@ -44,9 +44,9 @@ def ask_command(
 ) -> int:
     """Write `ask_BLOCK.yaml` unless it is there, and run it as `ablate run` does.
 
-    BLOCK beside `pre_ln`, the baseline, and `post_ln`, the control: if that shows no need, the
-    setting cannot tell. Warm-up 0 and a fifth of the steps; each seed is a study of the learning
-    rate, from a quarter to four times that of the config. Raises `UserError`.
+    BLOCK beside `pre_ln`, the baseline, and `post_ln`, the control. Warm-up 0 and a fifth of the
+    steps; each seed tunes the learning rate, from a quarter to four times that of the config.
+    Seeds are added until intervals are half as wide as "no need" asks for. Raises `UserError`.
     """
     path = Path(f"ask_{block}.yaml")
     if path.exists():
@@ -76,7 +76,7 @@ def _grid(
     seeds, trials = design(minutes, workers or default_workers(), cells, seconds)
     plan = f"at most {seeds} seeds x {trials} trials x {cells} arms, about {seconds:.0f} s each"
     print(f"ask: {plan}", file=sys.stderr)
-    further = {"half_width": matters, "most_seeds": seeds} if seeds > MOST[0] else None
+    further = {"half_width": matters / 2, "most_seeds": seeds} if seeds > MOST[0] else None
     rate = float(tree["model"]["optimizer"]["lr"])
     return {
         "name": f"ask_{block}",

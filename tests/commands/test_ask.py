@@ -67,7 +67,7 @@ def test_a_long_time_adds_seeds_until_the_answer_is_precise(fast, tmp_path: Path
     assert main(["ask", "sas", "--workers", "2", "--minutes", "100"]) == 0
     spec: Any = read_spec(tmp_path / "ask_sas.yaml")
     assert (spec.axes[SEED], spec.search.trials) == ([*range(1, 9)], 5)
-    assert (spec.until.half_width, spec.until.most_seeds) == (0.2, 14)
+    assert (spec.until.half_width, spec.until.most_seeds) == (0.1, 14)
     # The control is no second arm.
     assert main(["ask", "post_ln", "--matters", "0.05"]) == 0
     tree = yaml.safe_load((tmp_path / "ask_post_ln.yaml").read_text())
