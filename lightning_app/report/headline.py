@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from lightning_app.config.tree import WARMUP, label
+from lightning_app.config.tree import PRESET, WARMUP, label
 from lightning_app.report.comparisons import (
     BETTER,
     EQUAL,
@@ -103,9 +103,10 @@ def answer(grid: GridResults, scores: Sequence[Score]) -> str:
     if families or 2 * open_ > len(arms) or len({verdict.group for verdict in found}) > 1:
         drafts = [[*average, *families, *of] for of in (others, [])]
     where = f"Tuned with {_number(grid.trials)} trials, " if grid.trials else _where(found)
-    words, tail = dict(arms), []
-    if NO_NEED in words.values() and words.get(grid.control or "") in (NO_NEED, UNDECIDED, LOSES):
-        tail = [f"{grid.control}, the control, shows no gain, so this setting cannot tell"]
+    checks = {c.variant for c in grid.cells if grid.control and c.axes.get(PRESET) == grid.control}
+    said = {word for name, word in arms if name in checks} & {NO_NEED, UNDECIDED, LOSES}
+    blind = f"{grid.control}, the control, shows no gain, so this setting cannot tell"
+    tail = [blind] * bool(said and NO_NEED in dict(arms).values())
     drafts += [average or families, _roughly(arms, _OF_ARMS)]
     return _shortest(where, [[*clauses, *tail] for clauses in drafts if clauses])
 

@@ -92,6 +92,7 @@ ON_AVERAGE = [word for word in OF_WORD if word not in ("needs", "mixed", "never 
 ASKED: Any = SimpleNamespace(
     **{"pruner": None, "searched": False, "asks_warmup": True, "reference_warmup": 60},
     **{"scored": (), "matters": 0.11, "finished": (None,), "trials": 0, "control": None},
+    cells=(),
 )
 Words = Mapping[tuple[str, str], str]  # of group and name
 
@@ -165,11 +166,12 @@ def test_the_answer_names_families_the_rate_and_those_that_differ_from_most() ->
     wide = replace(arm(0.1, 0.9), variant="keel", score="tuned", tried=(4, 4))
     rows[2:3] = corrected([wide], str)  # no saving is shown
     assert clauses_of(answer(ASKED, rows), ["sas", "keel"]) == [{"sas"}, {"keel"}]
-    blind: Any = SimpleNamespace(**{**vars(ASKED), "control": "v1"})
+    cells = [SimpleNamespace(variant="v1", axes={PRESET: "post_ln"})]
+    blind: Any = SimpleNamespace(**{**vars(ASKED), "control": "post_ln", "cells": cells})
     for word in OF_WORD:  # no need is not said alone where the control shows nothing
         rows = scores_of({("all", "v0"): "no need", ("all", "v1"): word}, {}, {}, 4)
-        told = one_sentence(answer(blind, rows)) != answer(ASKED, rows)
-        assert told == (word in ("no need", "undecided", "loses"))
+        differs = one_sentence(answer(blind, rows)) != answer(ASKED, rows)
+        assert differs == (word in ("no need", "undecided", "loses"))
 
 
 @pytest.mark.parametrize("count", [2, 4, 8, 41])
