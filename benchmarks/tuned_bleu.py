@@ -46,13 +46,14 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
-    rows: dict[str, list[str]] = {}
-    if given.csv.exists():
-        with given.csv.open(newline="") as file:
-            rows = {row[3]: row for row in csv.reader(file) if row[3] != "run"}
     with found_results(given.grid, given.experiments) as found:
         grid = found.grid
-    cells = [cell for cell in best_trials(grid).cells if cell.finished and cell.name not in rows]
+    best = {cell.name: cell for cell in best_trials(grid).cells if cell.finished}
+    rows: dict[str, list[str]] = {}
+    if given.csv.exists():
+        with given.csv.open(newline="") as file:  # a run that is no longer the best one goes
+            rows = {row[3]: row for row in csv.reader(file) if row[3] in best}
+    cells = [cell for name, cell in best.items() if name not in rows]
     with ThreadPoolExecutor(given.workers) as pool:
         runs = [grid.folder / "runs" / cell.name for cell in cells]
         for cell, value in zip(cells, pool.map(bleu, runs), strict=True):
@@ -65,7 +66,7 @@ def main() -> None:
         arms.setdefault((variant, int(warmup)), {})[int(seed)] = float(value)
     reference, baseline = grid.reference_warmup or 0, grid.baseline or ""
     for variant in dict.fromkeys(name for name, _ in arms):
-        warm, bare = arms.get((variant, reference), {}), arms.get((variant, 0), {})
+        warm, bare = arms[variant, reference], arms[variant, 0]
         print(f"{variant}: {sum(bare.values()) / len(bare):.2f} without warm-up", end=", ")
         print(f"{sum(warm.values()) / len(warm):.2f} with it")
         show("  gained by warm-up", warm, bare)

@@ -42,7 +42,7 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
         for verdict in filter(lambda each: each.more, verdicts(grid, scores)):
             named.setdefault(verdict.more, []).append(verdict.variant)
         for more, names in named.items():
-            field = "until.most_seeds" if grid.alpha < ALPHA else "axes.seed_everything"
+            field = "until" if grid.alpha < ALPHA else "axes.seed_everything"
             write.line(f"{more} {', '.join(names)} ({field} in the grid file)")
     else:
         write.table(metric_table(grid))
