@@ -75,14 +75,18 @@ def test_a_key_twice_is_refused_by_its_name(text: str, key: str) -> None:
 
 
 def test_a_merged_mapping_may_be_changed_by_its_own_keys() -> None:
-    found = load_yaml("a: {b: &b {<<: &c {x: 1, y: 2}, x: 3}}\nd: {<<: [*b, *c], y: 4}\ne: *b\n")
-    assert found == {"a": {"b": {"x": 3, "y": 2}}, "d": {"x": 3, "y": 4}, "e": {"x": 3, "y": 2}}
+    found = load_yaml("a: {b: &b {<<: &c {xx: 1, y: 2}, xx: 3}}\nd: {<<: [*b, *c], y: 4}\ne: *b\n")
+    three = {"xx": 3, "y": 2}
+    assert found == {"a": {"b": three}, "d": {"xx": 3, "y": 4}, "e": three}
+    found = load_yaml("a: &a {lr: 1}\nb: &b {lr: 2, seed: 3}\nc: {<<: [*a, *b]}\nd: {<<: [*b, *a]}")
+    assert [found["c"], found["d"]] == [{"lr": 1, "seed": 3}, {"lr": 2, "seed": 3}]
+    assert load_yaml("a: &a {<<: *a, x: 1}") == {"a": {"x": 1}}
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        *((text, "nested too deeply") for text in ("[" * 100_000, "- " * 200 + "x")),
+        *((text, "nested too deeply|nesting depth") for text in ("[" * 100_000, "- " * 200 + "x")),
         *(("a: *b", "undefined alias"), ("? [a]\n: b", "a key must"), ("!!set {a, b}", "tag")),
         *(("!!timestamp 2020-01-01", "tag"), ("!!python/object/apply:os.getcwd []", "tag")),
         *(("!!int 1_000", "1_000"), ("!!bool yes", "yes"), ("9" * 5000, "digits")),

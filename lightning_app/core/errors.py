@@ -123,18 +123,24 @@ def peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those behind it, each once."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a lack of memory, on the host or on a device, caused `error`.
 
     It is recognized by class and message, so that torch need not be imported.
     """
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        if isinstance(link, MemoryError) or type(link).__name__ == "OutOfMemoryError":
-            return True
-        if isinstance(link, RuntimeError | OSError) and any(word in str(link) for word in _SAID):
-            return True
-        link = link.__cause__ or link.__context__
-    return False
+    return any(
+        isinstance(link, MemoryError)
+        or type(link).__name__ == "OutOfMemoryError"
+        or (isinstance(link, RuntimeError | OSError) and any(each in str(link) for each in _SAID))
+        for link in causes(error)
+    )

@@ -21,16 +21,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lightning_app.core.errors import UserError
+from lightning_app.core.errors import UserError, causes
 
-_REFUSED = (
+_REFUSED = (  # /proc refuses a new name with ENOENT
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EXDEV),
-    *(
-        errno.ENOENT,
-        errno.ENAMETOOLONG,
-        errno.ELOOP,
-        errno.EXDEV,
-    ),  # ENOENT: /proc refuses a new name with it
+    *(errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP),
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LITTLE = 1 << 16  # bytes
@@ -126,19 +121,11 @@ def is_disk_full(error: BaseException) -> bool:
 
     `torch.save` reports it as a RuntimeError without an error number.
     """
-    link: BaseException | None = error
-    while link is not None:
-        if isinstance(link, OSError) and link.errno in _FULL:
-            return True
-        if "No space left on device" in str(link) or "PytorchStreamWriter failed" in str(link):
-            return True
-        link = link.__cause__ or link.__context__
-    return False
-
-
-def disk_full(folder: Path) -> OSError:
-    """The error that stops a grid whose disk is full."""
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    said = ("No space left on device", "PytorchStreamWriter failed")
+    return any(
+        (isinstance(link, OSError) and link.errno in _FULL) or any(s in str(link) for s in said)
+        for link in causes(error)
+    )
 
 
 def has_no_room(folder: Path) -> bool:

@@ -44,6 +44,19 @@ class _Loader(_PARSER):
         if tag is None or tag.removeprefix(_TAG) in ("null", "str", "seq", "map")
     }
 
+    def flatten_mapping(self, node: Any) -> None:
+        """Expand a merge key: own keys win, then the earlier of several mappings.
+
+        With PyYAML 6.0.4 the later one wins (yaml/pyyaml#953).
+        """
+        given, node.value = node.value, [pair for pair in node.value if pair[0].tag != _MERGE]
+        for merged in (value for key, value in given if key.tag == _MERGE):
+            for each in merged.value if isinstance(merged, yaml.SequenceNode) else [merged]:
+                if not isinstance(each, yaml.MappingNode):
+                    raise _problem(each, "a merge key takes a mapping, or a list of mappings")
+                self.flatten_mapping(each)
+                node.value = each.value + node.value
+
     def construct_bool(self, node: Any) -> bool:
         return self._matching(node, _BOOL).lower() == "true"
 
@@ -113,10 +126,8 @@ def load_yaml(text: str) -> Any:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark else ""
         raise UserError(f"{line}{error.problem or error.context}") from error
-    except yaml.reader.ReaderError as error:
-        raise UserError(f"not valid YAML: {error.reason}") from error
     except yaml.YAMLError as error:
-        raise UserError(f"not valid YAML: {error}") from error
+        raise UserError(f"not valid YAML: {getattr(error, 'reason', error)}") from error
 
 
 def load_yaml_value(text: str, *, bounded: bool = False) -> Any:

@@ -19,7 +19,7 @@ from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from sqlalchemy import exc
 
-from lightning_app.core.errors import UserError
+from lightning_app.core.errors import UserError, causes
 from lightning_app.core.files import writing_in
 
 VARIABLE = "ABLATE_STORAGE"
@@ -129,15 +129,10 @@ def close_storage(storage: JournalStorage | RDBStorage) -> None:
 
 def reason(error: BaseException, spec: StorageSpec) -> str:
     """The message of the database in `error`: one line without statements or passwords."""
-    found: object = error
-    each: BaseException | None = error
-    while each is not None:
-        if isinstance(each, exc.DBAPIError):
-            found = each.orig
-            break
-        if isinstance(error, ImportError) and each.__cause__ is None:
-            found = each
-        each = each.__cause__
+    links = list(causes(error))
+    found: object = next((each.orig for each in links if isinstance(each, exc.DBAPIError)), error)
+    if isinstance(error, ImportError):
+        found = next(each for each in links if each.__cause__ is None)
     lines = str(found).strip().splitlines()
     line = lines[0].removeprefix("connection failed: ") if lines else type(found).__name__
     user, _, rest = spec.url.partition("://")[2].rpartition("@")[0].partition(":")

@@ -2,6 +2,7 @@
 
 No run is lost or done twice."""
 
+import errno
 import os
 import signal
 import time
@@ -17,7 +18,7 @@ from typing import Any
 from lightning_app.config.grid import GridSpec
 from lightning_app.config.identity import hinting
 from lightning_app.core.errors import UserError
-from lightning_app.core.files import disk_full, has_no_room, write_whole, writing_in
+from lightning_app.core.files import has_no_room, write_whole, writing_in
 from lightning_app.data.sources import corpus_of
 from lightning_app.grids.display import Display, clock
 from lightning_app.grids.plan import (
@@ -329,7 +330,7 @@ class Supervisor:
             self._enter(each, run)
         elif DISK_FULL in codes or has_no_room(self._grid.folder.path):
             each.job.error(0).unlink(missing_ok=True)
-            raise disk_full(self._grid.folder.path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._grid.folder.path))
         elif each.hung:
             self._died(each, f"no progress for {clock(self._hang_limit)}")
         elif killed := [code for code in filter(None, codes) if code < 0 or code == SERVER_ENDED]:
