@@ -74,13 +74,10 @@ def test_a_key_twice_is_refused_by_its_name(text: str, key: str) -> None:
         load_yaml(text)
 
 
-def test_a_merged_mapping_may_be_changed_by_its_own_keys() -> None:
-    found = load_yaml("a: {b: &b {<<: &c {xx: 1, y: 2}, xx: 3}}\nd: {<<: [*b, *c], y: 4}\ne: *b\n")
-    three = {"xx": 3, "y": 2}
-    assert found == {"a": {"b": three}, "d": {"xx": 3, "y": 4}, "e": three}
-    found = load_yaml("a: &a {lr: 1}\nb: &b {lr: 2, seed: 3}\nc: {<<: [*a, *b]}\nd: {<<: [*b, *a]}")
-    assert [found["c"], found["d"]] == [{"lr": 1, "seed": 3}, {"lr": 2, "seed": 3}]
-    assert load_yaml("a: &a {<<: *a, x: 1}") == {"a": {"x": 1}}
+def test_own_keys_win_over_merged_ones_and_earlier_mappings_over_later() -> None:
+    text = "a: {b: &b {<<: &c {xx: 1, y: 2}, xx: 3}}\nd: {<<: [*b, *c], y: 4}\ne: *b\n"
+    a, d, f = {"b": {"xx": 3, "y": 2}}, {"xx": 3, "y": 4}, {"xx": 1, "y": 2}
+    assert load_yaml(f"{text}f: &f {{<<: [*c, *b, *f]}}") == {"a": a, "d": d, "e": a["b"], "f": f}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,6 @@ _REFUSED = (  # /proc refuses a new name with ENOENT
     *(errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP),
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_LITTLE = 1 << 16  # bytes
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -126,10 +124,6 @@ def is_disk_full(error: BaseException) -> bool:
         (isinstance(link, OSError) and link.errno in _FULL) or any(s in str(link) for s in said)
         for link in causes(error)
     )
-
-
-def has_no_room(folder: Path) -> bool:
-    return shutil.disk_usage(folder).free < _LITTLE
 
 
 SEAL = "seal"

@@ -13,12 +13,13 @@ from math import inf
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 from lightning_app.config.grid import GridSpec
 from lightning_app.config.identity import hinting
 from lightning_app.core.errors import UserError
-from lightning_app.core.files import has_no_room, write_whole, writing_in
+from lightning_app.core.files import write_whole, writing_in
 from lightning_app.data.sources import corpus_of
 from lightning_app.grids.display import Display, clock
 from lightning_app.grids.plan import (
@@ -81,6 +82,7 @@ _INDEX_SHARE = 0.05  # of the time of a supervisor, at most: a large grid takes 
 _ASK_EVERY = 5.0  # seconds between queries about other supervisors
 _STRAGGLERS = 15.0  # seconds for ranks to end after the first of them
 _GRACE = 120.0  # seconds that a cell may take to save its state, or to end after its result
+_ROOM = 1 << 16  # bytes: with fewer free, a disk is full
 
 
 @dataclass(eq=False)  # each is one process or a part of it, and refers to itself
@@ -328,7 +330,7 @@ class Supervisor:
         run = self._grid.state(each.claim.cell, with_metric=False)
         if run.result is not None or run.pruned is not None:
             self._enter(each, run)
-        elif DISK_FULL in codes or has_no_room(self._grid.folder.path):
+        elif DISK_FULL in codes or disk_usage(self._grid.folder.path).free < _ROOM:
             each.job.error(0).unlink(missing_ok=True)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._grid.folder.path))
         elif each.hung:
