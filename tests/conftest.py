@@ -15,6 +15,7 @@ from zlib import crc32
 # while another process has the core they wait for, which makes a step take ten times as long.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import hypothesis
 import jaxtyping
 import pytest
 import torch
@@ -35,6 +36,9 @@ SHAPED = [
 
 jaxtyping.install_import_hook(SHAPED, "beartype.beartype")
 jaxtyping.config.update("jaxtyping_disable", True)  # while tests are collected
+# How long an example takes depends on what else runs.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 gc.disable()  # until then: almost nothing of what is imported is garbage
 
 
@@ -110,12 +114,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         # To embed the fonts of the report takes most of the time of a PDF file.
         kind = 3 if item.get_closest_marker("pdf_files") is None else 42
         sheet.STYLE["pdf.fonttype"] = kind
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    """One thread: sums in a fixed order, and no competition of test processes for cores."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -32,7 +32,7 @@ MAPLESS: tuple[Form, ...] = ("reversible", "blocked")
 FORMS: tuple[Form, ...] = ("plain", *MAPLESS)
 KINDS = ("full", "padding", "causal", "causal and padding", "any")
 
-EXAMPLES = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 Layers = list[tuple[Tensor, Tensor, Tensor]]
 
 

@@ -102,7 +102,7 @@ def assert_equal_to_naive(case: Case, chunk: int | None, tolerance: float) -> No
         torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * scale)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     tokens=st.integers(1, 23),
     width=st.integers(1, 7),

@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_app.scores.squad import (
@@ -157,7 +157,6 @@ def naive_best(windows, starts, ends, visible, n_best, max_answer):
     return found[0] if found else (-math.inf, None)
 
 
-@settings(deadline=None)
 @given(SIZES, st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 5))
 def test_loops(sizes: tuple[int, int, int, int], seed: int, n_best: int, max_answer: int) -> None:
     question, context, length, stride = sizes
