@@ -62,8 +62,8 @@ TRIM = 64
 
 FAINT = 2.0**-60
 """The weight in place of an exact 0 at the end of the ramp. It changes no output: float64 keeps 52
-bits. But a key there has a gradient, that of ``clamp`` in the authors' code, which a weight of 0
-cannot pass through its logarithm."""
+bits. But a key there has a gradient, that of ``clamp`` in the authors' code (torch before 2.15),
+which a weight of 0 cannot pass through its logarithm."""
 
 
 @dataclass(frozen=True, kw_only=True)
