@@ -117,7 +117,8 @@ GONE = {
 
 _OF_LIGHTNING = ("fit", "validate", "test")
 """Commands whose progress bars write escape sequences."""
-_OF_TEXT = ("predict", "translate", "generate", "--print-completion")
+COMPLETION = "--print-completion"
+_OF_TEXT = ("predict", "translate", "generate", COMPLETION)
 """Commands whose output is data."""
 _OF_WORK = ("run", "ask", "fit")
 """Commands that do more than they print."""
@@ -166,6 +167,7 @@ def build_parser(whole: Iterable[str] = tuple(COMMANDS)) -> Parser:
         default=argparse.SUPPRESS,
     )
     group = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parser.commands = group.choices
     for name, (adds, text, takes, _) in COMMANDS.items():
         command = group.add_parser(
             name,
@@ -258,9 +260,12 @@ def nobody_reads(words: Sequence[str]) -> int:
     """Return the exit code of a command whose output nobody reads any more."""
     # Nothing more can be written to it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    # Only the first is the command: a grid may be called `run`.
-    command = next((word for word in words if word in COMMANDS), None)
-    return interrupted() if command in _OF_WORK else 0
+    return interrupted() if _command(words) in _OF_WORK else 0
+
+
+def _command(words: Sequence[str]) -> str | None:
+    """The first one, since a grid may be called `run`."""
+    return next((word for word in words if word in (*COMMANDS, COMPLETION)), None)
 
 
 def use_utf8() -> None:
@@ -280,9 +285,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         use_utf8()
     words = sys.argv[1:] if arguments is None else arguments
-    if any(command in words for command in _OF_LIGHTNING):
+    if (command := _command(words)) in _OF_LIGHTNING:
         return _main(words)
-    with printable_output(only_terminals=any(command in words for command in _OF_TEXT)):
+    with printable_output(only_terminals=command in _OF_TEXT):
         return _main(words)
 
 

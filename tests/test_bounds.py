@@ -61,6 +61,8 @@ def test_a_callback_that_no_run_can_have_is_refused_by_its_name(
         ("trainer__limit_train_batches", 0, "trainer.limit_train_batches: expected batches from 1"),
         ("trainer__limit_train_batches", 0.0, "found 0.0"),
         ("trainer__limit_val_batches", 1.5, "found 1.5"),
+        ("trainer__limit_test_batches", 0, "trainer.limit_test_batches: expected batches from 1"),
+        ("trainer", {"max_steps": -1, "max_epochs": -1}, "trainer.max_steps: -1 never ends"),
         ("trainer__fast_dev_run", 3, "trainer.fast_dev_run: 3 leaves"),
         ("trainer__overfit_batches", 2, "trainer.overfit_batches: 2 replaces the samplers"),
         ("trainer__overfit_batches", 0.1, "use limit_train_batches and limit_val_batches"),

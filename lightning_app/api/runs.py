@@ -11,7 +11,14 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_app.config.sources import CHECKPOINT, FIELDS_OF, Written, read_tree, without_derived
+from lightning_app.config.sources import (
+    CHECKPOINT,
+    FIELDS_OF,
+    Written,
+    nested,
+    read_tree,
+    without_derived,
+)
 from lightning_app.config.tree import SECTIONS, SEED, replaced
 from lightning_app.core.errors import UserError, named
 from lightning_app.plugins import load, loaded
@@ -125,9 +132,9 @@ def fit(
     if isinstance(config, Mapping):
         source = "config"
         with named(source):
-            tree = without_derived(config)
+            tree = nested(without_derived(config))
     else:
-        tree, source = read_tree(config), str(config)
+        tree, source = nested(read_tree(config)), str(config)
     tree = reduce(lambda under, key: replaced(under, key, over[key]), over, tree)
     if ckpt_path is not None:
         tree[CHECKPOINT] = str(ckpt_path)

@@ -16,10 +16,11 @@ from lightning_app.blocks.presets.registry import check_spec
 from lightning_app.config.classes import named_class
 from lightning_app.config.identity import require, require_of
 from lightning_app.core.errors import UserError
+from lightning_app.core.files import sha256_of
 from lightning_app.data.config import CORPORA, DataConfig
 from lightning_app.data.prepare import PreparedCorpus
 from lightning_app.data.sources import resolved_data
-from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, UNK, Tokenizer, load_tokenizer, sha256
+from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, UNK, Tokenizer, load_tokenizer
 from lightning_app.models.search import Sampling, sample_texts, search
 from lightning_app.runs.folder import NAMED, RunFolder
 from lightning_app.runs.parent import data_state, read_checkpoint
@@ -100,8 +101,8 @@ class TextScore(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """``exp(nll / tokens)``."""
-        return math.exp(self.nll_per_token)
+        """``exp(nll / tokens)``; infinite if too large for a float."""
+        return math.exp(self.nll_per_token) if self.nll_per_token < 700 else math.inf
 
 
 class GivenCorpus:
@@ -279,7 +280,8 @@ class TrainedRun:
           tokens starting every `data.evaluation_stride` tokens, as in an evaluation; with
           `model.block.memory` the segments form one stream. With `data.intra_document_masking`
           documents begin where the run's corpus has them. To get the loss of a split, give its
-          file as one text: as there, white space around lines and an empty last one do not count.
+          file as one text: as there, a carriage return before the end of a line and an empty last
+          line do not count.
         - Translation: each target line given its source line.
 
         Args:
@@ -317,8 +319,8 @@ class TrainedRun:
 
     def _score_text(self, text: str) -> TextScore:
         """Return the score of a text of one or several lines, read from its start."""
-        # As a corpus is read: a line ends in "\n", the last one too, and is stripped.
-        lines = [line.lstrip("\ufeff").strip() for line in text.split("\n")]
+        # As a corpus is read: a line ends in "\n", the last one too.
+        lines = [line.lstrip("\ufeff").removesuffix("\r") for line in text.split("\n")]
         if len(lines) > 1 and not lines[-1]:
             lines.pop()
         data = replace(self._data, evaluation_streams=1)
@@ -394,7 +396,7 @@ def load_run(path: str | Path, checkpoint: str | Path = "best") -> TrainedRun:
         _ = Run(folder).finished  # refuses a run whose files were changed
     stored = read_checkpoint(file, folder.path)
     data = data_state(stored)
-    if data is not None and sha256(folder.tokenizer.read_bytes()) != data["tokenizer_sha256"]:
+    if data is not None and sha256_of(folder.tokenizer.read_bytes()) != data["tokenizer_sha256"]:
         raise UserError(f"{folder.tokenizer}: damaged, or not the tokenizer of {file.name}")
     # Lightning is imported here, so that the checks above are fast.
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -23,7 +23,7 @@ from lightning_app.blocks.masks import Mask
 from lightning_app.blocks.norm import BOUNDS, LearnedScalars, Norm, Scale, build_norm, built_aside
 from lightning_app.blocks.placed import Heads, Placed
 from lightning_app.blocks.residual import Gain, build_gain
-from lightning_app.blocks.spans import AdaptiveSpan, SoftMask, build_soft_mask
+from lightning_app.blocks.spans import AdaptiveSpan, DynamicSpanMask, SoftMask, SpanMask
 from lightning_app.blocks.streams import States, select_tokens
 from lightning_app.blocks.windows import LocalisedSpan, LocalMask, Window
 from lightning_app.core.errors import UserError
@@ -194,10 +194,6 @@ class LearnedShares(LearnedScalars):
         super().__init__()
         self.first = nn.Parameter(torch.tensor(0.5))
         self.own = nn.Parameter(torch.tensor(0.5))
-
-    def reset(self) -> None:
-        self.first.fill_(0.5)
-        self.own.fill_(0.5)
 
     def forward(self, values: Heads, first: Heads) -> Heads:
         return self.first * first + self.own * values
@@ -500,18 +496,13 @@ class Shaping(LearnedScalars):
     def __init__(self, spec: ShapingSpec, num_heads: int) -> None:
         super().__init__()
         shape = (num_heads if spec.per_head else 1, 1, 1)
-        self.start = {"alpha": spec.alpha, "beta": spec.beta, "gamma": spec.gamma}
-        for name, value in self.start.items():
+        starts = {"alpha": spec.alpha, "beta": spec.beta, "gamma": spec.gamma}
+        for name, value in starts.items():
             tensor = None if value is None else torch.full(shape, float(value))
             if spec.learned:
                 self.register_parameter(name, None if tensor is None else nn.Parameter(tensor))
             else:
                 self.register_buffer(name, tensor)
-
-    def reset(self) -> None:
-        for name, value in self.start.items():
-            if value is not None:
-                getattr(self, name).fill_(value)
 
     @property
     def gains(self) -> MapGains:
@@ -525,9 +516,6 @@ class HeadGain(LearnedScalars):
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.gain = nn.Parameter(torch.ones(num_heads, 1, 1))
-
-    def reset(self) -> None:
-        self.gain.fill_(1.0)
 
     def forward(self, heads: Queries) -> Queries:
         return self.gain * heads
@@ -545,9 +533,6 @@ class CosineScale(LearnedScalars):
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
         self.log_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10.0)))
-
-    def reset(self) -> None:
-        self.log_scale.fill_(math.log(10.0))
 
     def forward(self, x: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch dim"]:
         scale = self.log_scale.clamp(max=math.log(100.0)).exp() * x.shape[-1] ** 0.5
@@ -576,9 +561,6 @@ class SinkLogit(LearnedScalars):
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.sink_logit = nn.Parameter(torch.zeros(num_heads, 1, 1))
-
-    def reset(self) -> None:
-        self.sink_logit.zero_()
 
 
 @final
@@ -680,8 +662,10 @@ class Attention(nn.Module):
         self.value_carry = built_aside(lambda: carry(model_dim, self.value_heads, *table))
         self.own = built_aside(lambda: ATTENTIONS[spec.attention](model_dim, num_heads))
         self.span: SoftMask | None = None
-        if spec.adaptive_span is not None:
-            self.span = build_soft_mask(spec.adaptive_span, model_dim, num_heads)
+        if (span := spec.adaptive_span) is not None and span.dynamic_bias is None:
+            self.span = SpanMask(span, num_heads)
+        elif span is not None:
+            self.span = DynamicSpanMask(span, model_dim, num_heads)
 
     @property
     def window(self) -> Window | None:

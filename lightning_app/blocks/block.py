@@ -161,13 +161,6 @@ class BlockSpec:
         return "identity" in kinds and not skip.absent
 
     @property
-    def built_around_ff(self) -> ResidualSpec:
-        """The `around_ff` as built: a parallel feed-forward reads the attention's norm."""
-        if self.layout == "parallel":
-            return replace(self.around_ff, norm_input="none")
-        return self.around_ff
-
-    @property
     def drops(self) -> bool:
         """Whether rows of the batch skip branches in training (stochastic depth)."""
         return any(around.drop for around in (self.around_self, self.around_cross, self.around_ff))
@@ -441,7 +434,10 @@ class Block(nn.Module):
         self.feed_forward = sizes.feed_forward(spec.ff_norm, spec.ff_scale)
         self.around_self = sizes.residual(spec.around_self, next(rules))
         self.around_cross = sizes.residual(spec.around_cross, next(rules)) if cross else None
-        self.around_ff = sizes.residual(spec.built_around_ff, next(rules))
+        around_ff = spec.around_ff
+        if spec.layout == "parallel":  # its feed-forward reads the attention's norm
+            around_ff = replace(around_ff, norm_input="none")
+        self.around_ff = sizes.residual(around_ff, next(rules))
         one_rule = getattr(self.around_self.rule, "one_per_block", False)
         for residual in (self.around_cross, self.around_ff):
             if residual is not None and spec.share_branch_gain:
@@ -471,7 +467,7 @@ class Block(nn.Module):
     def forward(self, stream: Stream, carries: Carries, call: Call) -> tuple[Stream, Carries]:
         """Run the block on the newest tokens of `stream`; a cache holds the earlier tokens."""
         start, spec = stream, call.spec or self.spec
-        u = self.around_self.enter(self.around_self.read(stream))
+        u = self.around_self.enter(self.around_self.stream.read(stream))
         query, keys, values = self.self_attention.queries_keys_values(u, call.placed)
         first = carries.values
         if call.carries_values and first is None:
@@ -514,7 +510,7 @@ class Block(nn.Module):
         if self.cross_attention is not None:
             assert self.around_cross is not None
             assert call.source is not None
-            u = self.around_cross.enter(self.around_cross.read(stream))
+            u = self.around_cross.enter(self.around_cross.stream.read(stream))
             crossed, cross_carry = self.cross_attention(
                 self.cross_attention.queries(u, None),
                 *call.source,
@@ -525,7 +521,7 @@ class Block(nn.Module):
             stream = self.around_cross(stream, crossed)
 
         if self.spec.layout == "sequential":
-            fed = self.feed_forward(self.around_ff.enter(self.around_ff.read(stream)))
+            fed = self.feed_forward(self.around_ff.enter(self.around_ff.stream.read(stream)))
             if self.spec.bottom_to_top:
                 # The last sub-layer's skip also carries the block's input (Takase et al. 2022).
                 stream = stream._replace(x=stream.x + start.x)

@@ -1,12 +1,9 @@
 """The config of a block: a preset and the axes that override it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from lightning_app.blocks.attention import (
-    ATTENTIONS,
-    OUTPUT_GATES,
-    VALUE_CARRIES,
     Attending,
     AttentionSpec,
     OutputGate,
@@ -20,12 +17,13 @@ from lightning_app.blocks.attention import (
 )
 from lightning_app.blocks.block import BlockSpec, InitSpec, Layout
 from lightning_app.blocks.memory import MemorySpec
-from lightning_app.blocks.norm import NORM_KINDS, Norm
+from lightning_app.blocks.norm import Norm
 from lightning_app.blocks.presets import ABSENT, PRESETS
 from lightning_app.blocks.presets.registry import check_spec
-from lightning_app.blocks.residual import RESIDUAL_RULES, Gain, ResidualSpec, Rule
+from lightning_app.blocks.residual import Gain, ResidualSpec, Rule
 from lightning_app.blocks.spans import AdaptiveSpan
 from lightning_app.blocks.stack import (
+    MAPS,
     BranchRamp,
     ResidualAttention,
     Share,
@@ -36,10 +34,12 @@ from lightning_app.blocks.stack import (
     differential_heads,
     dropped,
     ramped,
+    with_each,
 )
 from lightning_app.blocks.steps import HaltingSpec
 from lightning_app.blocks.streams import DUAL, STREAM_RULES, StreamKind
 from lightning_app.blocks.windows import LocalisedSpan
+from lightning_app.core.registry import require_known
 
 Placement = Literal["post", "pre", "peri", "none"]
 PLACES: dict[Placement, tuple[bool, bool, bool]] = {
@@ -171,20 +171,10 @@ class BlockConfig:
     def __post_init__(self) -> None:
         if self.norm == "none":
             raise ValueError("norm none: the type of the norms; norm_placement none removes them")
-        for name in ("norm", "qk_norm"):
-            kind = getattr(self, name)
-            if kind is not None:
-                NORM_KINDS.require(kind, f"model.block.{name}")
-        if self.residual_rule is not None:
-            _ = RESIDUAL_RULES[self.residual_rule]
-        if self.stream is not None:
-            _ = STREAM_RULES[self.stream]
-        if self.output_gate is not None:
-            _ = OUTPUT_GATES[self.output_gate]
-        if self.value_carry is not None:
-            _ = VALUE_CARRIES[self.value_carry]
-        if self.attention is not None:
-            _ = ATTENTIONS[self.attention]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, str) and field.name != "preset":  # whose name `resolve` looks up
+                require_known(f"model.block.{field.name}", value)
 
     def resolve(self, stack: Stack) -> StackSpec:
         """Return the specification of every layer of `stack`.
@@ -244,7 +234,7 @@ class BlockConfig:
         return 4 if STREAM_RULES[self.stream].several else 1
 
     def _memory(self, stack: Stack) -> MemorySpec | None:
-        if self.memory is None or self.memory.is_empty:
+        if self.memory is None or max(self.memory.lengths) == 0:
             return None
         if stack.cross or not stack.causal:
             raise ValueError(
@@ -269,18 +259,10 @@ class BlockConfig:
         if self.residual_temperature is None:
             return spec
 
-        def cooled(attention: AttentionSpec) -> AttentionSpec:
+        def cooled(attention: AttentionSpec, layer: int) -> AttentionSpec:
             return replace(attention, score_divisor=attention.score_divisor * temperature)
 
-        blocks = tuple(
-            replace(
-                block,
-                self_attention=cooled(block.self_attention),
-                cross_attention=cooled(block.cross_attention),
-            )
-            for block in spec.blocks
-        )
-        return replace(spec, blocks=blocks)
+        return replace(spec, blocks=with_each(spec.blocks, MAPS, cooled))
 
     def _block(self, block: BlockSpec, norm: Norm, *, first: bool, last: bool) -> BlockSpec:
         gains = self.attention_skip, self.attention_branch
@@ -292,10 +274,9 @@ class BlockConfig:
             # The layout changes: two skips become one, or one becomes two.
             skip = ABSENT if layout == "parallel" else block.around_ff.skip
             around_self = replace(around_self, skip=skip)
-        share = (
-            block.share_branch_gain if self.share_branch_gain is None else self.share_branch_gain
-        )
-        if share:  # the one gain is that of all three branches
+        names = ("share_branch_gain", "unit_matrices", "sigma_reparam")
+        flags = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if flags.get("share_branch_gain", block.share_branch_gain):  # the one gain is of all three
             around_cross = replace(around_cross, branch=around_self.branch)
         self_attention = self._both(self._self_attention(block.self_attention, first, last))
         return replace(
@@ -307,14 +288,8 @@ class BlockConfig:
             cross_attention=self._both(block.cross_attention),
             ff_norm=self._kind(block.ff_norm),
             layout=layout,
-            share_branch_gain=share,
             init=self._init(block.init),
-            unit_matrices=(
-                block.unit_matrices if self.unit_matrices is None else self.unit_matrices
-            ),
-            sigma_reparam=(
-                block.sigma_reparam if self.sigma_reparam is None else self.sigma_reparam
-            ),
+            **flags,
         )
 
     def _init(self, init: InitSpec) -> InitSpec:

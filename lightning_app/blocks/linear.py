@@ -184,9 +184,6 @@ class SpectralSize(LearnedScalars):
         super().__init__()
         self.gamma = nn.Parameter(torch.ones(()))
 
-    def reset(self) -> None:
-        self.gamma.fill_(1.0)
-
 
 @final
 class SpectralLinear(Linear):

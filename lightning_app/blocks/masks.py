@@ -48,7 +48,8 @@ class Mask:
         self._with_sink: Mask | None = None
 
     def with_score_bias(self, bias: Float[Tensor, "#batch #head #query key"]) -> "Mask":
-        """Return the mask of the same keys with a bias of the scores."""
+        """Return the mask of the same keys with a bias added to the scores."""
+        bias = bias if self.score_bias is None else self.score_bias + bias
         return Mask(self.keys, self.device, seen=self.seen, causal=self.causal, score_bias=bias)
 
     def with_log_weights(self, weights: Float[Tensor, "#batch #head #query key"]) -> "Mask":

@@ -53,11 +53,6 @@ class MemorySpec:
         evaluation = self.length if self.evaluation_length is None else self.evaluation_length
         return self.length, evaluation
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no memory at all."""
-        return max(self.lengths) == 0
-
     def tokens(self, *, training: bool) -> int:
         """Return M."""
         return self.lengths[0 if training else 1]

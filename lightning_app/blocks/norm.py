@@ -1,6 +1,5 @@
 """The norms over the model dimension, and learned scalars: trained factors besides the matrices."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar, final
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from lightning_app.core.registry import Registry
 
 
-class LearnedScalars(nn.Module, ABC):
+class LearnedScalars(nn.Module):
     """The base of every module whose parameters are gains, weights of a map, spans and the like.
 
     Initialisation, weight decay, the optimizer step, `ablate probe` and the log of a run's
@@ -29,9 +28,15 @@ class LearnedScalars(nn.Module, ABC):
         """Yield the names and values that a probe and the log of a run show."""
         yield from self.named_parameters(recurse=False)
 
-    @abstractmethod
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        if param is not None:
+            self.__dict__.setdefault("_starts", {})[name] = param.detach().clone()
+
     def reset(self) -> None:
-        """Set the parameters to their initial values."""
+        """Set the parameters to their initial values: those with which they were built."""
+        for name, start in self.__dict__.get("_starts", {}).items():
+            self.get_parameter(name).copy_(start)
 
     def after_step(self) -> None:
         """Clamp the parameters to their range after an optimizer step."""
@@ -45,9 +50,6 @@ class Scale(LearnedScalars):
         super().__init__()
         self.start, self.stored = start, stored
         self.scale = nn.Parameter(torch.full(shape, stored))
-
-    def reset(self) -> None:
-        self.scale.fill_(self.stored)
 
     @property
     def factor(self) -> Tensor:
@@ -197,11 +199,6 @@ class _Bounded(LearnedScalars):
         self.weight = nn.Parameter(torch.ones(dim))
         self.bias = nn.Parameter(torch.zeros(dim))
 
-    def reset(self) -> None:
-        self.slope.fill_(0.5)
-        self.weight.fill_(1.0)
-        self.bias.zero_()
-
 
 @NORM_KINDS.register("dyt")
 @final
@@ -223,10 +220,6 @@ class DynamicErf(_Bounded):
     def __init__(self, dim: int) -> None:
         super().__init__(dim)
         self.shift = nn.Parameter(torch.zeros(()))
-
-    def reset(self) -> None:
-        super().reset()
-        self.shift.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight * torch.erf(self.slope * x + self.shift) + self.bias

@@ -161,12 +161,8 @@ class LearnedGain(LearnedScalars):
 
     def __init__(self, gain: Gain, model_dim: int) -> None:
         super().__init__()
-        self.start = gain.value
         self.profiled = gain.profiled
         self.gain = nn.Parameter(torch.full((model_dim,) if gain.vector else (), float(gain.value)))
-
-    def reset(self) -> None:
-        self.gain.fill_(self.start)
 
     def forward(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return self.gain * x
@@ -238,9 +234,6 @@ class Shrink(LearnedScalars):
         super().__init__()
         self.gate = nn.Parameter(torch.zeros(()))
 
-    def reset(self) -> None:
-        self.gate.zero_()
-
     def forward(
         self, skip: Float[Tensor, "*shape"], branch: Float[Tensor, "*shape"]
     ) -> Float[Tensor, "*shape"]:
@@ -295,10 +288,6 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.drop = spec.drop
         self.stream = stream or StreamRule(StreamPlace(model_dim=model_dim))
-
-    def read(self, stream: Stream) -> States:
-        """Return x, what the sub-layer reads of the stream before its norm."""
-        return self.stream.read(stream)
 
     def enter(self, x: States) -> States:
         return self.input_scale(self.norm_input(x))

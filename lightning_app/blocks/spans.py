@@ -209,9 +209,6 @@ class SpanMask(SoftMask):
         super().__init__(spec)
         self.fraction = nn.Parameter(torch.full((num_heads, 1, 1), float(spec.start)))
 
-    def reset(self) -> None:
-        self.fraction.fill_(self.spec.start)
-
     def after_step(self) -> None:
         self.fraction.clamp_(0.0, 1.0)
 
@@ -270,15 +267,10 @@ class DynamicSpanMask(SoftMask):
         assert spec.dynamic_bias is not None
         self.direction = nn.Parameter(torch.zeros(num_heads, model_dim))
         self.bias = nn.Parameter(torch.full((num_heads,), float(spec.dynamic_bias)))
-        self._start = float(spec.dynamic_bias)
         self._counted: Counted | None = None
         self._pending: list[Tensor] = []  # sums over tokens, one per call in the pass
         self._sums: list[Tensor] = []  # those of the last pass, without gradients
         self._tokens: Tensor | None = None
-
-    def reset(self) -> None:
-        self.direction.zero_()
-        self.bias.fill_(self._start)
 
     def measured(self) -> Iterator[tuple[str, Tensor]]:
         """Yield nothing: these spans belong to tokens; see `sums` and `ActivationHooks`."""
@@ -316,10 +308,3 @@ class DynamicSpanMask(SoftMask):
         """
         assert self._tokens is not None
         return self._sums[min(layer, len(self._sums)) - 1], self._tokens
-
-
-def build_soft_mask(spec: AdaptiveSpan, model_dim: int, num_heads: int) -> SoftMask:
-    """Return the mask of dynamic spans, or of one span for all tokens."""
-    if spec.dynamic_bias is None:
-        return SpanMask(spec, num_heads)
-    return DynamicSpanMask(spec, model_dim, num_heads)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_app.blocks.attention import AttentionSpec, CarryKind, reads_tokens
 from lightning_app.blocks.block import BlockSpec
@@ -206,11 +206,6 @@ class StackSpec:
                 )
 
     @property
-    def drops(self) -> bool:
-        """Whether rows of the batch skip branches in training."""
-        return any(block.drops for block in self.blocks)
-
-    @property
     def carries_values(self) -> bool:
         """Whether a layer reads the values of the first layer."""
         carries = {block.self_attention.value_carry for block in self.blocks} - {"none"}
@@ -308,22 +303,22 @@ def same_block(stack: Stack, block: BlockSpec, final_norm: Norm) -> StackSpec:
     return StackSpec(blocks=(block,) * stack.depth, final_norm=final_norm)
 
 
-def around(residual: ResidualSpec) -> BlockSpec:
-    """Return a sequential block with `residual` around every sub-layer."""
-    return BlockSpec(around_self=residual, around_cross=residual, around_ff=residual)
+def around(residual: ResidualSpec, attention: AttentionSpec = AttentionSpec()) -> BlockSpec:
+    """Return a sequential block with `residual` around, and `attention` in, every sub-layer."""
+    block = BlockSpec(around_self=residual, around_cross=residual, around_ff=residual)
+    return replace(block, self_attention=attention, cross_attention=attention)
 
 
-def _around_each(
-    blocks: tuple[BlockSpec, ...], changed: Callable[[ResidualSpec, int], ResidualSpec]
+AROUND = ("around_self", "around_cross", "around_ff")
+MAPS = ("self_attention", "cross_attention")
+
+
+def with_each(
+    blocks: tuple[BlockSpec, ...], names: tuple[str, ...], changed: Callable[[Any, int], Any]
 ) -> tuple[BlockSpec, ...]:
-    """Return `blocks` with what is around each sub-layer `changed`, by the layer from 1."""
+    """Return `blocks` with the parts of these names `changed`, by the layer from 1."""
     return tuple(
-        replace(
-            block,
-            around_self=changed(block.around_self, layer),
-            around_cross=changed(block.around_cross, layer),
-            around_ff=changed(block.around_ff, layer),
-        )
+        replace(block, **{name: changed(getattr(block, name), layer) for name in names})
         for layer, block in enumerate(blocks, start=1)
     )
 
@@ -335,7 +330,7 @@ def ramped(blocks: tuple[BlockSpec, ...], ramp: BranchRamp) -> tuple[BlockSpec, 
         steps = ramp.over(layer, len(blocks))
         return replace(around, branch=replace(around.branch, ramp=steps))
 
-    return _around_each(blocks, rising)
+    return with_each(blocks, AROUND, rising)
 
 
 def dropped(blocks: tuple[BlockSpec, ...], last: float) -> tuple[BlockSpec, ...]:
@@ -344,7 +339,7 @@ def dropped(blocks: tuple[BlockSpec, ...], last: float) -> tuple[BlockSpec, ...]
     def dropping(around: ResidualSpec, layer: int) -> ResidualSpec:
         return replace(around, drop=last * layer / len(blocks))
 
-    return _around_each(blocks, dropping)
+    return with_each(blocks, AROUND, dropping)
 
 
 def differential_heads(blocks: tuple[BlockSpec, ...]) -> tuple[BlockSpec, ...]:
@@ -356,14 +351,7 @@ def differential_heads(blocks: tuple[BlockSpec, ...]) -> tuple[BlockSpec, ...]:
     def subtracting(attention: AttentionSpec, layer: int) -> AttentionSpec:
         return replace(attention, difference=0.8 - 0.6 * math.exp(-0.3 * (layer - 1)))
 
-    return tuple(
-        replace(
-            block,
-            self_attention=subtracting(block.self_attention, layer),
-            cross_attention=subtracting(block.cross_attention, layer),
-        )
-        for layer, block in enumerate(blocks, start=1)
-    )
+    return with_each(blocks, MAPS, subtracting)
 
 
 def carry_scores(spec: StackSpec, kind: ResidualAttention, temperature: float = 1.0) -> StackSpec:
@@ -373,12 +361,9 @@ def carry_scores(spec: StackSpec, kind: ResidualAttention, temperature: float = 
     layer n are divided by n (only with ``mean``) and by `temperature`.
     """
     carry: CarryKind = {"none": "none", "qk_sum": "qk_sum"}.get(kind, "scores")  # pyright: ignore[reportAssignmentType]
-    blocks = []
-    for layer, block in enumerate(spec.blocks, start=1):
+
+    def carrying(attention: AttentionSpec, layer: int) -> AttentionSpec:
         divisor = (layer if kind == "mean" else 1) * temperature
-        self_spec, cross_spec = (
-            replace(attention, carry=carry, score_divisor=divisor)
-            for attention in (block.self_attention, block.cross_attention)
-        )
-        blocks.append(replace(block, self_attention=self_spec, cross_attention=cross_spec))
-    return replace(spec, blocks=tuple(blocks))
+        return replace(attention, carry=carry, score_divisor=divisor)
+
+    return replace(spec, blocks=with_each(spec.blocks, MAPS, carrying))

@@ -144,14 +144,6 @@ class StreamRule(nn.Module):
         """
         return Stream(join(stream.x, branch))
 
-    def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
-        """Return the stream as if the embedding contained `added` too, such as a table.
-
-        For a `start` that is linear; another one needs its own.
-        """
-        x, parts = self.start(added.expand_as(stream.x))
-        return Stream(stream.x + x, tuple(a + b for a, b in zip(stream.parts, parts, strict=True)))
-
     def end(self, stream: Stream, norm: nn.Module) -> States:
         """Return the output of the stack; `norm` is its final norm."""
         return norm(self.read(stream))
@@ -206,10 +198,6 @@ class SiameseStream(StreamRule):
     def start(self, x: States) -> Stream:
         return Stream(self.norm_start(x), (x,))
 
-    def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
-        # Where N_x has been applied already, its result for the sum is unknown.
-        return Stream(stream.x + added, (stream.parts[0] + added,))
-
     def read(self, stream: Stream) -> States:
         return stream.x + self.norm_total(stream.parts[0])
 
@@ -223,15 +211,10 @@ class StaticMix(LearnedScalars):
 
     def __init__(self, place: StreamPlace) -> None:
         super().__init__()
-        self.first = (place.number - 1) % place.streams
-        self.read = nn.Parameter(torch.zeros(place.streams))
-        self.keep = nn.Parameter(torch.zeros(place.streams, place.streams))
-        self.write = nn.Parameter(torch.ones(place.streams))
-
-    def reset(self) -> None:
-        self.read.zero_()[self.first] = 1.0
-        nn.init.eye_(self.keep)
-        nn.init.ones_(self.write)
+        n = place.streams
+        self.read = nn.Parameter(torch.eye(n)[(place.number - 1) % n].clone())
+        self.keep = nn.Parameter(torch.eye(n))
+        self.write = nn.Parameter(torch.ones(n))
 
 
 @final
@@ -248,12 +231,6 @@ class DynamicMix(LearnedScalars):
         self.write = nn.Parameter(torch.zeros(place.model_dim))
         self.scale_in = nn.Parameter(torch.tensor(0.01))
         self.scale_out = nn.Parameter(torch.tensor(0.01))
-
-    def reset(self) -> None:
-        for part in (self.read, self.keep, self.write):
-            part.zero_()
-        self.scale_in.fill_(0.01)
-        self.scale_out.fill_(0.01)
 
     def scale(self, name: str) -> Tensor:
         """Return s of a weight."""
@@ -273,9 +250,6 @@ class _Several(StreamRule):
 
     def start(self, x: States) -> Stream:
         return Stream(x, (x.unsqueeze(2).expand(-1, -1, self.streams, -1),))
-
-    def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
-        return self._mixed(stream.parts[0] + added.unsqueeze(-2))
 
     def _mixed(self, states: Tensor) -> Stream:
         return Stream(states.mean(dim=2), (states,))
@@ -371,10 +345,6 @@ class Offset(LearnedScalars):
         self.bias = nn.Parameter(torch.zeros(weights))
         self.scale = nn.Parameter(torch.ones(scales))
 
-    def reset(self) -> None:
-        self.bias.zero_()
-        self.scale.fill_(1.0)
-
 
 def doubly_stochastic(logits: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
     """Return ``exp(logits)`` with rows and columns scaled to a sum of 1 (Sinkhorn and Knopp 1967).
@@ -437,9 +407,6 @@ class DepthQuery(LearnedScalars):
         super().__init__()
         self.query = nn.Parameter(torch.zeros(model_dim))
 
-    def reset(self) -> None:
-        self.query.zero_()
-
 
 @STREAM_RULES.register("attention")
 @final
@@ -470,11 +437,7 @@ class AttentionOverDepth(StreamRule):
         return (weights.unsqueeze(-1) * values).sum(dim=2)
 
     def write(self, stream: Stream, branch: Tensor, join: Join) -> Stream:
-        return self.add(stream, branch)
-
-    def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
-        x = stream.x + added
-        return Stream(x, (*stream.parts, added.expand_as(x)))
+        return Stream(stream.x + branch, (*stream.parts, branch))
 
 
 @final
@@ -483,10 +446,7 @@ class DepthWeights(LearnedScalars):
 
     def __init__(self, states: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(states))
-
-    def reset(self) -> None:
-        self.weight.zero_()[-1] = 1.0
+        self.weight = nn.Parameter(torch.eye(states)[-1].clone())
 
 
 @STREAM_RULES.register("average")
@@ -515,22 +475,14 @@ class DepthAverage(StreamRule):
         states = torch.stack(parts, dim=-1)  # without a skip, outputs may be narrower than X_0
         return Stream(unrounded(states, self.over.weight.to(states.dtype)), parts)
 
-    def add(self, stream: Stream, added: Float[Tensor, "*#batch #token model"]) -> Stream:
-        return Stream(stream.x + added, stream.parts)
-
 
 class Blend(LearnedScalars):
     """``kept x + again x_0``, both learned."""
 
     def __init__(self, kept: float, again: float) -> None:
         super().__init__()
-        self.starts = kept, again
         self.kept = nn.Parameter(torch.tensor(kept))
         self.again = nn.Parameter(torch.tensor(again))
-
-    def reset(self) -> None:
-        self.kept.fill_(self.starts[0])
-        self.again.fill_(self.starts[1])
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         return self.kept * x + self.again * embedding

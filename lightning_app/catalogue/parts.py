@@ -227,14 +227,6 @@ class Drawing:
     def sums(self) -> list[Sum]:
         return [one for run in self.runs for one in run.sums]
 
-    def parts(self) -> list[Part]:
-        """Return every norm and gain of the drawing, in any place."""
-        parts = [*self.entry, *self.exit]
-        for one in self.sums():
-            parts += [*one.shared, *(one.skip or ()), *one.norm]
-            parts += [part for branch in one.branches for part in (*branch.before, *branch.after)]
-        return parts
-
 
 def norm_name(kind: str) -> str:
     """Return the name of a norm in a drawing, by default that of its kind."""

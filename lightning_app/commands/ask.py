@@ -48,6 +48,9 @@ def ask_command(
     steps; each seed tunes the learning rate, from a quarter to four times that of the config.
     Seeds are added until intervals are half as wide as "no need" asks for. Raises `UserError`.
     """
+    from lightning_app.grids.slots import Options
+
+    Options.of(words)  # a mistake in them is named before anything is measured
     path = Path(f"ask_{block}.yaml")
     if path.exists():
         print(f"{path}: continues; remove it to ask with other options", file=sys.stderr)

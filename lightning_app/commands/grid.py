@@ -1,7 +1,6 @@
 """The commands that read a grid: `plan`, `report` and `status`."""
 
 import json
-import logging
 import os
 import sys
 from collections import Counter
@@ -104,9 +103,11 @@ def plan_command(
         from lightning_app.grids.size import KEPT, plan_document, shapes_of, stale_cells, trained_by
 
         shapes = shapes_of(planned, configs)
-        for shape in shapes:
-            if probe and shape.done < len(shape.cells):
-                shape.step = _measured(shape.config)
+        if probe:
+            from lightning_app.grids.program import seconds_per_step
+
+            for shape in (each for each in shapes if each.done < len(each.cells)):
+                shape.step = seconds_per_step(shape.config)
         tree |= plan_document(planned, shapes)
         if explain:
             for shape, row in zip(shapes, tree["shapes"], strict=True):
@@ -141,14 +142,6 @@ def _stale_lines(stale: Mapping[str, Groups]) -> Iterator[str]:
             yield f"{cells} without a record of the code and libraries that made them: {names}"
         else:
             yield f"{cells} of another {_WORDS[kind]} than here and now ({counted(runs)}): {names}"
-
-
-def _measured(config: dict[str, Any]) -> float:
-    from lightning_app.grids.program import seconds_per_step
-
-    for library in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(library).setLevel(logging.ERROR)
-    return seconds_per_step(config)
 
 
 def _print_plan(tree: dict[str, Any], kept: str) -> None:
@@ -265,16 +258,20 @@ def report_command(
         raise UserError(f"--port: expected 0 to 65535, found {port}")
     if serve and as_json:
         raise UserError("--serve: runs until it is stopped; --json needs a command that ends")
+    from lightning_app.report.packed import unpack
     from lightning_app.report.results import read_grid_file, read_results
     from lightning_app.report.tensorboard import write_index
     from lightning_app.report.write import FILE, claim, publish, serve_report, write
 
     if publish_in is not None and GridFolder(publish_in).plan.is_file():
         raise UserError(f"--publish: {publish_in}: is the folder of a grid; name another folder")
-    folder, file = find_planned(_restored(grid, experiments), experiments)
-    study = published(grid, experiments)
-    if study is not None and (study.parent / FILE).is_file():
-        file = read_grid_file(study.parent / FILE)
+    if (study := published(grid, experiments)) is None:
+        folder, file = find_planned(grid, experiments)
+    else:
+        folder, file = unpack(study, experiments).path, None
+        print(f"{study}: read in {folder}, which holds the same runs", file=sys.stderr, flush=True)
+        if (study.parent / FILE).is_file():
+            file = read_grid_file(study.parent / FILE)
     for run in runs_with_plugins(GridFolder(folder)):
         require(run)  # it may define facts about a task
     with ExitStack() as held, document("report", as_json) as tree:
@@ -314,17 +311,6 @@ def _writing(folder: GridFolder) -> AbstractContextManager[None]:
 def _can_write(folder: Path) -> bool:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     return os.access(existing, os.W_OK)
-
-
-def _restored(grid: str | Path, experiments: Path) -> str | Path:
-    """The folder in which a published study was restored; any other grid unchanged."""
-    from lightning_app.report.packed import unpack
-
-    if (study := published(grid, experiments)) is None:
-        return grid
-    folder = unpack(study, experiments).path
-    print(f"{study}: read in {folder}, which holds the same runs", file=sys.stderr, flush=True)
-    return folder
 
 
 def _check_apart(grid: Path, out: Path) -> None:

@@ -257,10 +257,10 @@ def _of_ids(folder: Path) -> tuple[ProjectSizes, dict[str, str]]:
     columns = TokenFiles().find(DataConfig(), folder).columns
     tokens = {split: sum(map(len, map(open_ids, of.values()))) for split, of in columns.items()}
     ready = [name for name in ("tokenizer.json", "tokenizer.model") if (folder / name).is_file()]
-    kind = f"file, tokenizer_file: '{folder / ready[0]}'" if ready else "ids"
+    kind = f"file, tokenizer_file: {_quoted(folder / ready[0])}" if ready else "ids"
     found = ", ".join(f"{count:,} in {split}" for split, count in tokens.items())
     counted = f"# Ids of {folder}: {found}. Sizes are small, so that a run takes seconds.\n"
-    data = f"{{name: tokens, root: '{folder}', window: 64, tokens_per_batch: 1024, "
+    data = f"{{name: tokens, root: {_quoted(folder)}, window: 64, tokens_per_batch: 1024, "
     data += f"tokenizer: {kind}, vocab_size: null}}"
     sizes = ProjectSizes(width=64, depth=3, steps=400)
     return sizes, {
@@ -268,6 +268,10 @@ def _of_ids(folder: Path) -> tuple[ProjectSizes, dict[str, str]]:
         "counted": counted,
         **_task(sizes, paired=False, tested="test" in tokens),
     }
+
+
+def _quoted(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
 
 
 def _of_corpus(corpus: TextCounts, paths: Sequence[str]) -> tuple[ProjectSizes, dict[str, str]]:

@@ -55,11 +55,6 @@ class Parser(argparse.ArgumentParser):
             more = {"action": "store_true", **more}
         self.add_argument(name, help=text, **more)
 
-    def add_subparsers(self, **kwargs: Any) -> Any:
-        group = super().add_subparsers(**kwargs)
-        self.commands = group.choices
-        return group
-
     def all_arguments(self, name: str = "ablate") -> Iterator[tuple[str, argparse.Action]]:
         """Yield the arguments of this parser and of its commands, each with the command's name."""
         yield from ((name, argument) for argument in self.arguments)

@@ -263,7 +263,7 @@ def second_moments(states: Sequence[dict[str, Any]], model: nn.Module) -> list[T
     order = [parameter for group in groups for parameter in group["params"]]
     moments: dict[Tensor, Tensor] = {}
     for number, state in states[0]["state"].items():
-        if "exp_avg_sq" not in state:
+        if not {"exp_avg_sq", "step"} <= state.keys():
             return None
         corrected = first.get("bias_correction", True)
         bias = first["betas"][1] ** float(state["step"]) if corrected else 0.0

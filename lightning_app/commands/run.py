@@ -148,9 +148,6 @@ def _stacks_of(config: Path, overrides: Sequence[str]) -> tuple[str, Mapping[Any
     return model.block.preset, {sides[name]: spec for name, spec in stacks.items()}
 
 
-_ABSENT = object()
-
-
 def add_diff(parser: Parser) -> None:
     parser.add("run RUN", RUN)
     parser.add("other RUN", "the run to compare it with")
@@ -212,17 +209,16 @@ def compare_runs(left: Recorded, right: Recorded) -> dict[str, Any]:
 
 def differing(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the fields whose values differ, or differ in type; an absent field is null."""
-    fields = []
-    for name in sorted({*left, *right}):
-        values = [side.get(name, _ABSENT) for side in (left, right)]
-        if _written(values[0]) != _written(values[1]):
-            a, b = (None if value is _ABSENT else value for value in values)
-            fields.append({"field": name, "left": a, "right": b})
-    return fields
+    a, b = map(_written, (left, right))
+    return [
+        {"field": name, "left": left.get(name), "right": right.get(name)}
+        for name in sorted({*left, *right})
+        if a.get(name) != b.get(name)
+    ]
 
 
-def _written(value: Any) -> str:
-    return "" if value is _ABSENT else json.dumps(value, sort_keys=True, default=str)
+def _written(side: Mapping[str, Any]) -> dict[str, str]:
+    return {name: json.dumps(of, sort_keys=True, default=str) for name, of in side.items()}
 
 
 def _metric(left: float | None, right: float | None, unlike: str) -> dict[str, Any]:
@@ -330,10 +326,11 @@ def lines_of(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "outcome", f"{run['state']} ({rule})" if rule else run["state"]
     if run["error"]:
         yield "error", run["error"]
+    most = f" of at most {run['max_steps']}" if run["max_steps"] > 0 else ""
     if run["steps"] is not None:
-        yield "steps", f"{run['steps']} of at most {run['max_steps']}"
+        yield "steps", f"{run['steps']}{most}"
     elif run["step"] is not None:
-        yield "steps", f"{run['step']} of at most {run['max_steps']} so far"
+        yield "steps", f"{run['step']}{most} so far"
     for name, value in run["metrics"].items():
         yield name, "not finite" if value is None else f"{value:.6g}"
     if run["tokens"] is not None:
@@ -415,10 +412,10 @@ def lightning_command(
     # The config of a run from elsewhere may not name code; that of --config is the user's own.
     imports = run is None
     if "print_config" in written.asked:
-        from lightning_app.config.config import load_config, without_links
+        from lightning_app.config.config import load_config, without_derived
 
         tree = load_config(written, imports=imports, trains=command == "fit")
-        print(strict_yaml.dump_yaml(without_links(tree), allow_unicode=True), end="")
+        print(strict_yaml.dump_yaml(without_derived(tree), allow_unicode=True), end="")
         return 0
     _check_checkpoint(command, written)
     with ExitStack() as around:
@@ -431,7 +428,7 @@ def lightning_command(
     for line in done.predictions:
         print(line)
     part = done.tree["trainer"]["limit_predict_batches"] if command == "predict" else None
-    if part not in (None, 1.0):
+    if part is not None and str(part) != "1.0":
         print(
             f"trainer.limit_predict_batches: {part}: not all rows, and not the first ones, since "
             "batches are sorted by length",

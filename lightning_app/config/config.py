@@ -225,14 +225,6 @@ def _last(tree: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {**rest, **{name: tree[name] for name in names}}
 
 
-def without_links(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a complete config without its derived fields."""
-    model, data = tree["model"], tree["data"]
-    objective = {k: v for k, v in model["objective"].items() if k not in _LINKED["objective"]}
-    data = {k: v for k, v in data.items() if k not in _LINKED["data"]}
-    return {**tree, "model": {**model, "objective": objective}, "data": data}
-
-
 def model_config(section: Mapping[str, Any]) -> ModelConfig:
     """Return a complete `model` section as an object. Raises `UserError`."""
     return read(ModelConfig, section, at="model")

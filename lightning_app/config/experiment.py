@@ -7,7 +7,14 @@ from functools import lru_cache
 from typing import Any
 
 from lightning_app.config.config import model_config
-from lightning_app.config.identity import Identity, identify, read_record, relevant_blocks, used_by
+from lightning_app.config.identity import (
+    Identity,
+    experiment_id,
+    read_record,
+    relevant,
+    relevant_blocks,
+    used_by,
+)
 from lightning_app.core.errors import UserError
 from lightning_app.data.sources import corpus_of
 from lightning_app.plugins import KEY, digests
@@ -27,9 +34,9 @@ def identity_of(config: Tree, fetch: bool = True) -> Identity:
     Raises:
         UserError: if files of the corpus are missing.
     """
-    blocks = _blocks(_wiring(config))
-    corpus = corpus_of(config["data"], fetch)
-    return identify(named_by_content(config), blocks=blocks, corpus=corpus)
+    blocks, corpus = _blocks(_wiring(config)), corpus_of(config["data"], fetch)
+    fields = relevant(named_by_content(config))
+    return Identity(id=experiment_id(fields, blocks, corpus), corpus=corpus)
 
 
 def named_by_content(config: Tree) -> dict[str, Any]:

@@ -324,11 +324,12 @@ def check_linked(axes: Any) -> tuple[dict[str, Any], dict[str, Linked]]:
     """
     axes = mapping(axes, "axes")
     lists, linked = dict(axes), {}
+    seeds = axes.get(SEED)
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        if not 1 <= seeds <= SEEDS:
+            raise UserError(f"axes: {SEED}: expected 1 to {SEEDS} seeds, found {seeds}")
+        lists[SEED] = list(range(1, seeds + 1))
     for axis, given in axes.items():
-        if axis == SEED and isinstance(given, int) and not isinstance(given, bool):
-            if not 1 <= given <= SEEDS:
-                raise UserError(f"axes: {axis}: expected 1 to {SEEDS} seeds, found {given}")
-            lists[axis] = list(range(1, given + 1))
         if not isinstance(given, dict):
             continue
         field = f"axes: {axis}"
@@ -534,15 +535,11 @@ def find_grid(grid: str | Path) -> Path:
         if not path.is_file():
             raise UserError(f"{path}: {absent(path)}")
         return path
-    shipped = _shipped()
+    shipped = {path.stem: path for path in shipped_folder().glob("*.yaml")}
     if path.name not in shipped:
         hint = nearest(path.name, shipped) or f" ({', '.join(sorted(shipped)) or 'none'})"
         raise UserError(f"{grid}: neither a YAML file nor an ablation that ships{hint}")
     return shipped[path.name]
-
-
-def _shipped() -> dict[str, Path]:
-    return {path.stem: path for path in shipped_folder().glob("*.yaml")}
 
 
 GONE = {"published": "is no more; say what papers report on the page of the study, or in a comment"}
@@ -590,7 +587,7 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
     base_source = source
     if file.base is not None:
         with named(source):
-            base_config = _beside(path, "base", file.base)
+            base_config = strict_yaml.read_yaml_file(path.parent / file.base)[0]
         base_source = str(path.parent / file.base)
         with named(base_source):
             mapping(base_config, "the file")
@@ -644,13 +641,6 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
 
 
 _AS_WRITTEN = ("axes", "exclude", "sensitivity", "compare")
-
-
-def _beside(path: Path, field: str, name: str) -> Any:
-    file = path.parent / name
-    if not file.is_file():
-        raise UserError(f"{field}: no such file: {file}")
-    return strict_yaml.read_yaml_file(file)[0]
 
 
 def _parent(

@@ -5,14 +5,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from lightning_app.config.trainer import TrainerConfig
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
 from lightning_app.core.project import PROJECT
@@ -21,12 +20,6 @@ from lightning_app.plugins import KEY, digests_of, loaded
 from lightning_app.runs.folder import IDENTITY, RunFolder
 
 Tree = Mapping[str, Any]
-
-
-@cache
-def trainer_defaults() -> Mapping[str, Any]:
-    """Return every argument of the Trainer with its default; an older Lightning lacks some."""
-    return {field.name: field.default for field in fields(TrainerConfig)}
 
 
 _IRRELEVANT = (
@@ -171,10 +164,7 @@ def _differing(tree: Tree, usual: Mapping[str, Any], name: Callable[[str], str])
             if usual.get(name(key[:at]), {}) is None:
                 differing[key[:at]] = {}
             at = key.find(".", at + 1)
-        if pinned in usual:
-            is_default = _same(value, usual[pinned])
-        else:
-            is_default = _is_new_default(pinned, value) or _is_new_slot(pinned, value)
+        is_default = _same(value, usual[pinned]) if pinned in usual else _is_new_slot(pinned, value)
         if not is_default:
             differing[key] = value
     return differing
@@ -189,15 +179,6 @@ def _is_new_slot(key: str, value: Any) -> bool:
         return False
     siblings = key.rpartition(".")[0] + "."
     return any(pinned.startswith(siblings) for pinned in pins()["blocks"])
-
-
-def _is_new_default(key: str, value: Any) -> bool:
-    """Whether a Trainer field added by a newer Lightning is at its default."""
-    section, _, field = key.partition(".")
-    if section != "trainer" or "." in field:
-        return False
-    defaults = trainer_defaults()
-    return field in defaults and _same(value, defaults[field])
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -249,24 +230,9 @@ class Identity:
     corpus: str | None = None
 
 
-def identify(config: Tree, *, blocks: Tree, corpus: str | None) -> Identity:
-    """Return the identity of a resolved config.
-
-    Args:
-        config: The config of a run, with every default.
-        blocks: What `relevant_blocks` returns of the resolved stacks.
-        corpus: The digest of the corpus's content.
-    """
-    identity = experiment_id(relevant(config), blocks, corpus)
-    return Identity(id=identity, corpus=corpus)
-
-
 def experiment_id(config: Mapping[str, Any], blocks: Mapping[str, Any], corpus: str | None) -> str:
     """Return the id computed from the parts that can change a result."""
-    return _digest({"schema": SCHEMA, "config": config, "blocks": blocks, "corpus": corpus})
-
-
-def _digest(tree: Mapping[str, Any]) -> str:
+    tree = {"schema": SCHEMA, "config": config, "blocks": blocks, "corpus": corpus}
     text = json.dumps(tree, sort_keys=True, ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lightning_app.core.errors import UserError
+from lightning_app.core.errors import UserError, named
 from lightning_app.runs.parent import (
     FIELD,
     Parent,
@@ -82,11 +82,6 @@ def check_parent(tree: Mapping[str, Any]) -> None:
                 f"{FIELD}: {parent.config}: data.{field} is {theirs} there and {ours} in the "
                 "config; the vocabulary of the parent is needed"
             )
-    if stored["tokenizer_sha256"] is None:
-        raise UserError(
-            f"{FIELD}: {parent.checkpoint}: does not record its tokenizer, as a checkpoint of an "
-            "early version; train it again"
-        )
     digest = hashlib.sha256(parent.tokenizer.read_bytes()).hexdigest()
     if digest != stored["tokenizer_sha256"]:
         raise UserError(
@@ -116,7 +111,8 @@ def load_parent(model: Any, given: str, recorded: str | None = None) -> None:
         raise NothingToFineTune(
             f"nothing to fine-tune: the parent {parent.config.parent} ended non-finite"
         )
-    state = _read(parent.checkpoint)["state_dict"]
+    with named(FIELD):
+        state = read_checkpoint(parent.checkpoint)["state_dict"]
     weights: dict[str, Any] = {}
     for name, value in state.items():
         if not name.startswith("model."):
@@ -172,25 +168,19 @@ def _data_of(config: Path) -> Mapping[str, Any]:
         raise UserError(f"{FIELD}: {config}: damaged; it holds no section data") from error
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_checkpoint(path)
-    except UserError as error:
-        raise UserError(f"{FIELD}: {error}") from error
-
-
 @lru_cache(maxsize=1024)
 def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
     """Return what a checkpoint records about its model, cached until the file changes."""
     from lightning_app.config.identity import completed
 
-    checkpoint = _read(path)
+    with named(FIELD):
+        checkpoint = read_checkpoint(path)
     parts = {part: checkpoint["hyper_parameters"][part] for part in _FREE}
     parameters = completed({"model": parts})["model"]  # an earlier version lacks later fields
     data = data_state(checkpoint) or {}
     return {
         **{part: dict(_leaves(parameters[part])) for part in _FREE},
-        "tokenizer_sha256": data.get("tokenizer_sha256"),
+        "tokenizer_sha256": data.get("tokenizer_sha256", "none"),
         "finite": is_finite(checkpoint["state_dict"]),
         "step": checkpoint["global_step"],
     }

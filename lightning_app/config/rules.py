@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from lightning_app.config.classes import classes_of
 from lightning_app.config.rulers import BUDGET, EVALUATION, differences, ruler
@@ -31,14 +31,6 @@ from lightning_app.runs.parent import FIELD as _PARENT
 from lightning_app.scores.task_facts import LOSS
 
 
-class HasFields(Protocol):
-    """The subject of the rows of a table."""
-
-    def value(self, field: str) -> Any:
-        """Return the value of a dotted field."""
-        ...
-
-
 class Refusal(NamedTuple):
     """Fields that do not always go together.
 
@@ -52,7 +44,7 @@ class Refusal(NamedTuple):
     sentence: str = "{0}"
 
 
-def check_rules(rules: Iterable[Refusal], subject: HasFields) -> None:
+def check_rules(rules: Iterable[Refusal], subject: Any) -> None:
     """Refuse a subject that breaks a rule. Raises `UserError` naming the rule's first field."""
     for rule in rules:
         values = tuple(subject.value(field) for field in rule.fields)
@@ -155,7 +147,7 @@ RUN_RULES = (
     Refusal(
         "a run ends",
         ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time"),
-        lambda _, steps, epochs, time: steps == -1 and not (epochs or time),
+        lambda _, steps, epochs, time: steps == -1 and epochs in (None, -1) and not time,
         "-1 never ends; set it, max_epochs or max_time",
     ),
     Refusal(

@@ -80,6 +80,10 @@ class Search:
             raise ValueError(
                 f"fields: expected {RATE} alone with per: seed, whose verdicts are on it"
             )
+        if self.per == "seed" and self.kind != "grid" and self.fields[RATE].step is not None:
+            raise ValueError(
+                f"fields: {RATE}: step: a rate that repeats is one trial less; remove step"
+            )
         if self.kind == "stratified" and self.per == "arm":
             raise ValueError("sampler: stratified needs per: seed")
 

@@ -139,7 +139,7 @@ class TrainerConfig:
             raise ValueError(
                 f"max_time: expected 'DD:HH:MM:SS' in quotes, above 0, found {self.max_time!r}"
             )
-        for name in ("limit_train_batches", "limit_val_batches"):
+        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches"):
             share = getattr(self, name)
             if share is not None and (share <= 0 or (isinstance(share, float) and share > 1.0)):
                 raise ValueError(

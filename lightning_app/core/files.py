@@ -43,17 +43,23 @@ def write_whole(path: Path, content: str | bytes) -> None:
     with writing_in(path.parent):
         if path.is_dir():
             raise UserError(f"{path}: cannot be written: it is a folder")
+        with replacing(path) as file:
+            file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BufferedRandom]:
+    """Yield a file that replaces `path` once complete and on disk."""
     # TensorBoard would read a file whose name contains "tfevents".
     temporary = path.with_name(f".{path.name}.part".replace("tfevents", "index"))
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with writing_in(path.parent):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-    except (OSError, UserError):
+        with temporary.open("w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise

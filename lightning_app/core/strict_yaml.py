@@ -6,7 +6,6 @@ occurs twice is refused. Fast to import.
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,10 @@ class _Loader(_PARSER):
 
         With PyYAML 6.0.4 the later one wins (yaml/pyyaml#953).
         """
+        if node in self.flat:  # an alias: its keys were checked, and merged ones are among them now
+            return
+        self.flat.add(node)
+        _check_keys(self, node)
         given, node.value = node.value, [pair for pair in node.value if pair[0].tag != _MERGE]
         for merged in (value for key, value in given if key.tag == _MERGE):
             for each in merged.value if isinstance(merged, yaml.SequenceNode) else [merged]:
@@ -138,7 +141,7 @@ def load_yaml_value(text: str, *, bounded: bool = False) -> Any:
         yaml.YAMLError: for a text that is otherwise not YAML.
     """
     loader = _Loader(text)
-    loader.bounded = bounded
+    loader.bounded, loader.flat = bounded, set()
     try:
         # Deep nesting, as in a damaged file, would crash the C parser.
         levels = 0
@@ -149,11 +152,7 @@ def load_yaml_value(text: str, *, bounded: bool = False) -> Any:
                 line = event.start_mark.line + 1
                 raise UserError(f"line {line}: nested too deeply, more than {_LEVELS} levels")
         node = loader.get_single_node()
-        if node is None:
-            return None
-        for mapping in _mappings(node):
-            _check_keys(loader, mapping)
-        return loader.construct_document(node)
+        return None if node is None else loader.construct_document(node)
     finally:
         loader.dispose()
 
@@ -161,21 +160,6 @@ def load_yaml_value(text: str, *, bounded: bool = False) -> Any:
 def dump_yaml(tree: Any, **options: Any) -> str:
     """Return plain values as YAML, in their order."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, **options)
-
-
-def _mappings(root: Any) -> Iterator[Any]:
-    """Yield every mapping of a tree of nodes once."""
-    seen, left = set(), [root]
-    while left:
-        node = left.pop()
-        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            yield node
-            left += [each for pair in node.value for each in pair]
-        else:
-            left += node.value
 
 
 def _check_keys(loader: Any, mapping: Any) -> None:

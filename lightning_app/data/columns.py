@@ -29,8 +29,6 @@ class RowKind:
         unit: The name of the rows.
         predicted: The column whose tokens are predicted.
         unused: Config fields that do not affect a prepared folder.
-        budgets: The batch sizes in tokens for which the share of padding is recorded; windows of
-            packed text have none.
         strips: Whether the white space around lines is stripped.
         beside: The columns that no model reads: labels and data for scores.
     """
@@ -38,7 +36,6 @@ class RowKind:
     unit: ClassVar[str] = "lines"
     predicted: ClassVar[str] = "text"
     unused: ClassVar[Sequence[str]] = ("source_language", "max_length", "document_separator")
-    budgets: ClassVar[Sequence[int]] = ()
     strips: ClassVar[bool] = True
     beside: ClassVar[Sequence[str]] = ()
 
@@ -47,7 +44,12 @@ class RowKind:
         return [target]
 
     def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
-        """Drop unusable rows, counting them by reason; `max_ratio` is `Corpus.max_ratio`."""
+        """Drop unusable rows, counting them by reason; `max_ratio` is `Corpus.max_ratio`.
+
+        None without `strips`.
+        """
+        if not self.strips:
+            return rows, {}
         kept = [line for line in rows["text"] if line]
         return {"text": kept}, {"empty": len(rows["text"]) - len(kept)}
 
@@ -78,7 +80,7 @@ class RowKind:
 
     def left_out(self, dropped: Mapping[str, Dropped]) -> str:
         """Return the description's text about the rows dropped by `usable`."""
-        return "; blank lines left out" if any(of["empty"] for of in dropped.values()) else ""
+        return "; blank lines left out" if any(of.get("empty") for of in dropped.values()) else ""
 
     def counts(self, rows: Columns, *, every_space: bool) -> Mapping[str, int]:
         """Return the counts besides tokens by which the scores of a split are divided."""
@@ -90,14 +92,6 @@ class RunningText(RowKind):
 
     strips = False
     unused = ("source_language", "max_length")
-
-    def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
-        """Drop nothing."""
-        return rows, {}
-
-    def left_out(self, dropped: Mapping[str, Dropped]) -> str:
-        """Return nothing."""
-        return ""
 
     def counts(self, rows: Columns, *, every_space: bool) -> Mapping[str, int]:
         """Return the bytes (UTF-8) and the words of the text that the tokens spell.
@@ -129,7 +123,6 @@ class SentencePairs(RowKind):
     unit = "pairs"
     predicted = "target"
     unused = ("document_separator",)
-    budgets = (1024, 4096, 32768)
 
     def languages(self, source: str, target: str) -> list[str]:
         """Return both."""
@@ -191,10 +184,6 @@ class LabelledTexts(RowKind):
     strips = False  # a table row may end in empty columns
     beside = ("label",)
 
-    def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
-        """Drop nothing."""
-        return rows, {}
-
     def comparable(self, rows: Columns) -> Mapping[str, Iterable[Any]]:
         """Return the texts of each row, whatever its label."""
         texts = [column for name, column in rows.items() if name not in self.beside]
@@ -203,10 +192,6 @@ class LabelledTexts(RowKind):
     def labels(self, rows: Columns, offsets: Offsets) -> Sequence[Any] | None:
         """Return the numbers."""
         return rows["label"]
-
-    def left_out(self, dropped: Mapping[str, Dropped]) -> str:
-        """Return nothing."""
-        return ""
 
 
 class Questions(RowKind):
@@ -221,10 +206,6 @@ class Questions(RowKind):
     unused = ("source_language", "max_length", "document_separator")
     strips = False
     beside = ("id", "answers", "starts", "article")
-
-    def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
-        """Drop nothing."""
-        return rows, {}
 
     def texts(
         self, rows: Columns, reference: Sequence[str] | None, plain: Callable[[str], str]
@@ -252,10 +233,6 @@ class Questions(RowKind):
             span = pieces.pieces_of(starts[0], starts[0] + len(answers[0])) if answers else (-1, -1)
             found.append(span)
         return found
-
-    def left_out(self, dropped: Mapping[str, Dropped]) -> str:
-        """Return nothing."""
-        return ""
 
 
 def row_kind(task: str, *, next_sentence: bool = False) -> RowKind:

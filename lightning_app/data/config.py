@@ -287,11 +287,6 @@ class DataConfig:
                 f"model.init_from is '{self.init_from}': model.objective.kind '{self.task}' trains "
                 "from its own initial values, so it must be null"
             )
-        if labelled and self.window < LEAST_PAIR:
-            raise UserError(
-                f"data.window is {self.window}: two texts and their 3 marks need at least "
-                f"{LEAST_PAIR}"
-            )
 
     def _check_division(self, reader: "CorpusReader") -> None:
         if self.train_from_dev is None:
@@ -339,22 +334,15 @@ class DataConfig:
             )
 
     def _check_sentences(self, reader: "CorpusReader") -> None:
-        if not self.next_sentence:
-            return
-        if not TASKS[self.task].masks:
+        if (self.next_sentence or TASKS[self.task].labelled) and self.window < LEAST_PAIR:
             raise UserError(
-                f"data.next_sentence is true: data.task '{self.task}' predicts no next sentence, "
-                "so it must be false"
+                f"data.window is {self.window}: two texts and their 3 marks need at least "
+                f"{LEAST_PAIR}"
             )
-        if reader.documents(self, ()) is None:
+        if self.next_sentence and reader.documents(self, ()) is None:
             raise UserError(
                 f"model.objective.next_sentence is true: data.name '{self.name}' has no documents, "
                 "so it must be false"
-            )
-        if self.window < LEAST_PAIR:
-            raise UserError(
-                f"data.window is {self.window}: a pair of texts and its 3 marks need at least "
-                f"{LEAST_PAIR}"
             )
 
     def _check_documents(self, reader: "CorpusReader") -> None:

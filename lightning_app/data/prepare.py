@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from lightning_app.core.errors import UserError
+from lightning_app.core.files import sha256_of
 from lightning_app.core.registry import owners
 from lightning_app.data import moses, sources, tokenizer
 from lightning_app.data.columns import (
@@ -205,11 +206,12 @@ class PreparedCorpus:
         assert len(lines) == self.meta["sizes"][split]
         return lines
 
-    def padding_share(self, tokens_per_batch: int, split: str = "train") -> float:
+    def padding_share(self, tokens_per_batch: int) -> float:
         """Return the share of padding among all positions of an epoch's batches, both sides."""
-        return _padding_share(
-            self.lengths(split, "source"), self.lengths(split, "target"), tokens_per_batch
-        )
+        source, target = (self.lengths("train", side) for side in ("source", "target"))
+        batches = global_batches(source, target, tokens_per_batch)
+        places = sum(len(b) * (int(source[b].max()) + int(target[b].max())) for b in batches)
+        return 1 - float(source.sum() + target.sum()) / places
 
 
 def prepare(config: DataConfig) -> PreparedCorpus:
@@ -252,8 +254,8 @@ def _folder(config: DataConfig, source: Source) -> Path:
         "corpus": known_digest(config),
         "notes": None if source.notes is None else source.notes.read_text(encoding="utf-8"),
         "code": [
-            *(tokenizer.sha256((code / name).read_bytes()) for name in _CODE),
-            tokenizer.sha256(Path(inspect.getfile(CORPORA[config.name])).read_bytes()),
+            *(sha256_of((code / name).read_bytes()) for name in _CODE),
+            sha256_of(Path(inspect.getfile(CORPORA[config.name])).read_bytes()),
         ],
         "tokenizer": _given_tokenizer(config),
         "sentencepiece": importlib.metadata.version("sentencepiece"),
@@ -270,7 +272,7 @@ def _given_tokenizer(config: DataConfig) -> str | None:
     """The digest of the tokenizer of another run; that of the corpus has that of a ready one."""
     if config.init_from is None:
         return None
-    return tokenizer.sha256(find_parent(config.init_from).tokenizer.read_bytes())
+    return sha256_of(find_parent(config.init_from).tokenizer.read_bytes())
 
 
 _HEADER = 256  # numbers of 32 bits, of which three are used: magic, version, number of ids
@@ -381,7 +383,6 @@ def _write_ids(folder: Path, config: DataConfig, source: Source) -> None:
         "dropped": {split: {} for split in flat},
         "text": counts,
         "documents": {},
-        "padding_share": {},
     }
     _describe(folder, config, known, flat, overlap, meta)
 
@@ -452,12 +453,6 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
             split: _counts(kind, columns, config, trained) for split, columns in splits.items()
         },
         "documents": {split: len(begins) for split, begins in corpus.documents.items()},
-        "padding_share": {
-            str(budget): _padding_share(
-                np.diff(flat["train"]["source"][1]), np.diff(flat["train"]["target"][1]), budget
-            )
-            for budget in kind.budgets
-        },
     }
     _describe(folder, config, trained, flat, overlap, meta, labels)
 
@@ -531,7 +526,7 @@ def _describe(
         "tokenizer": config.tokenizer,
         "vocab_size": trained.vocab_size,
         **({} if trained.source is trained else {"source_vocab_size": trained.source.vocab_size}),
-        "tokenizer_sha256": tokenizer.sha256(model),
+        "tokenizer_sha256": sha256_of(model),
         "checksum": content.hexdigest()[:16],
         "also_in_train": overlap,
         "sizes": {split: len(columns[kind.predicted][1]) - 1 for split, columns in flat.items()},
@@ -576,12 +571,6 @@ def _save(path: Path, array: np.ndarray) -> None:
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(array.data)
-
-
-def _padding_share(source: np.ndarray, target: np.ndarray, tokens_per_batch: int) -> float:
-    batches = global_batches(source, target, tokens_per_batch)
-    places = sum(len(b) * (int(source[b].max()) + int(target[b].max())) for b in batches)
-    return 1 - float(source.sum() + target.sum()) / places
 
 
 def _label_counts(labels: np.ndarray) -> str:
@@ -634,7 +623,7 @@ def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
     else:
         entropy = meta["unigram_entropy"]["valid"]
         rows.append(("entropy", f"{entropy:.3f} nats a validation token, unigram"))
-    if kind.budgets:
+    if TASKS[meta["task"]].pairs:
         share = corpus.padding_share(tokens_per_batch)
         rows.append(("padding", f"{share:.1%} of batches of {tokens_per_batch:,} tokens"))
     rows.append(("folder", str(corpus.folder)))

@@ -17,13 +17,13 @@ two. Next sentence prediction does not mind: it needs contiguous pieces of text,
 import errno
 import gzip
 import hashlib
+import http.client
 import json
 import lzma
 import os
 import re
 import shutil
 import sys
-import urllib.error
 import urllib.request
 import zlib
 from collections import Counter
@@ -234,12 +234,6 @@ def fetch(config: DataConfig, downloads: Path) -> Path:
     return complete(place(config, downloads), make, _damage)
 
 
-def is_there(config: DataConfig, downloads: Path) -> bool:
-    """Whether the corpus is downloaded and its files have not changed since."""
-    folder = place(config, downloads)
-    return folder.is_dir() and _damage(folder) is None
-
-
 def _damage(folder: Path) -> str | None:
     """Return the damage of a download; an old one without digests cannot be checked."""
     return find_damage(folder) if (folder / LIST).exists() else None
@@ -254,7 +248,7 @@ def get(config: DataConfig, url: str) -> bytes:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
             return response.read()
-    except (urllib.error.URLError, TimeoutError) as error:
+    except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise UserError(
             f"data.name '{config.name}': cannot download {url} ({reason}); give its folder as "
@@ -394,7 +388,8 @@ def require_test(config: DataConfig) -> None:
     root = None if generated else _named_root(config)
     if root is not None and root.is_dir() and not _has_test(root, config):
         names = CORPORA[config.name]().file_names(config, config.splits.test).values()
-        wanted = " and ".join(" or ".join(f"{name}[.gz|.xz]" for name in of) for of in names)
+        packed = "" if config.name == "tokens" else "[.gz|.xz]"
+        wanted = " and ".join(" or ".join(f"{name}{packed}" for name in of) for of in names)
         raise UserError(
             f"data.splits.test: {root} has no file {wanted}, so the test split cannot be "
             f"evaluated; a run with model.objective.evaluate_test false needs none"
@@ -455,8 +450,10 @@ def corpus_stamp(config: DataConfig, fetch: bool = True) -> tuple[Any, ...] | No
 
 
 def _is_here(config: DataConfig) -> bool:
-    local = _local_root(config) is not None
-    return local or is_there(config, cache_root(config) / "downloads")
+    if _local_root(config) is not None:
+        return True
+    folder = place(config, cache_root(config) / "downloads")
+    return folder.is_dir() and _damage(folder) is None
 
 
 def _root(config: DataConfig) -> Path:

@@ -1,6 +1,5 @@
 """Text to ids and back, by a tokenizer trained here or a ready one. The special ids live here."""
 
-import hashlib
 import io
 import json
 import re
@@ -491,11 +490,6 @@ def _count_pieces(model: bytes) -> int:
     import sentencepiece
 
     return sentencepiece.SentencePieceProcessor(model_proto=model).get_piece_size()
-
-
-def sha256(data: bytes) -> str:
-    """Return the SHA-256 of `data` as 64 hex digits."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def spelled(tokenizer: Tokenizer, ids: np.ndarray) -> dict[str, int]:

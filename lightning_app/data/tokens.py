@@ -34,7 +34,7 @@ class TokenFiles(CorpusReader):
             paths = [
                 path
                 for path in sorted(root.glob("*.bin"))
-                if words.intersection(re.split("[^A-Za-z0-9]+", path.stem))
+                if words.intersection((path.stem, *re.split("[^A-Za-z0-9]+", path.stem)))
             ]
             if paths:
                 columns[split] = {f"text{place}": path for place, path in enumerate(paths)}

@@ -168,7 +168,7 @@ def running_table(running: Sequence[tuple[str, Mapping[str, Any] | None]]) -> Ta
             rate, loss = progress.get("rate"), progress.get("loss")
             table.add_row(
                 name,
-                f"{progress['step']}/{progress['max_steps']}",
+                f"{progress['step']}/{progress['max_steps']}".removesuffix("/-1"),
                 "" if rate is None else f"{rate:.1f}",
                 "" if loss is None else f"{loss:.3f}",
             )

@@ -158,26 +158,16 @@ def parent_state(experiments: Path, parent: str, identity: str) -> ParentState:
 
 def waiting_document(cells: Iterable[Waiting], experiments: Path) -> list[dict[str, Any]]:
     """Name, and parent with its state, of each cell that waits, for `--json`."""
-    found = []
-    for cell in cells:
-        state = parent_state(experiments, cell.parent, cell.parent_id)
-        found.append(
-            {
-                "name": cell.name,
-                "parent": cell.parent or None,
-                "state": state.word,
-                "error": state.error,
-            }
-        )
-    return found
+    states = ((cell, parent_state(experiments, cell.parent, cell.parent_id)) for cell in cells)
+    return [
+        {"name": cell.name, "parent": cell.parent or None, "state": at.word, "error": at.error}
+        for cell, at in states
+    ]
 
 
 def waiting_lines(waiting: Iterable[Mapping[str, Any]]) -> list[str]:
     """One line per parent that cells wait for, from `waiting_document`."""
-    counts: dict[tuple[Any, ...], int] = {}
-    for each in waiting:
-        key = (each["parent"], each["state"], each["error"])
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter((each["parent"], each["state"], each["error"]) for each in waiting)
     lines = []
     for (parent, state, error), count in counts.items():
         cells = "1 cell waits" if count == 1 else f"{count} cells wait"
@@ -221,12 +211,6 @@ def parent_name(experiments: Path, parent: str) -> str | None:
         return ""
 
 
-@dataclass(frozen=True)
-class _PlannedRun:
-    cell: Cell | Waiting
-    folder: str  # relative to the folder of experiments
-
-
 class ParentCells:
     """The planned cells of a parent grid, looked up by their values.
 
@@ -251,7 +235,8 @@ class ParentCells:
     ) -> None:
         self._parent = parent
         self._source = source
-        self._known: dict[tuple[Hashable, ...], list[_PlannedRun]] = {}
+        # Folders are relative to `experiments`.
+        self._known: dict[tuple[Hashable, ...], list[tuple[Cell | Waiting, str]]] = {}
         grid = GridFolder(experiments / parent.spec.name)
         for cell, config in zip(cells, configs, strict=True):
             key = self._key(config, f"'{parent.spec.name}'")
@@ -259,7 +244,7 @@ class ParentCells:
             if isinstance(cell, Cell):  # its grid may not have linked it yet
                 path = locate_run(grid, cell.name, cell.id).path
             folder = path.relative_to(experiments).as_posix()
-            self._known.setdefault(key, []).append(_PlannedRun(cell, folder))
+            self._known.setdefault(key, []).append((cell, folder))
 
     def of(self, config: Tree) -> tuple[str, str]:
         """Folder and id of the run from which a cell with this config starts; empty if it waits.
@@ -271,14 +256,14 @@ class ParentCells:
         if len(found) != 1:
             values = ", ".join(f"{key}={label(lookup(config, key))}" for key in self._parent.match)
             said = "no cell" if not found else f"{len(found)} cells"
-            such = f" (such as {found[0].cell.name} and {found[1].cell.name})" if found else ""
+            such = f" (such as {found[0][0].name} and {found[1][0].name})" if found else ""
             fix = "add a key that tells them apart" if found else "a cell needs exactly one"
             raise UserError(
                 f"{self._source}: init_from.match: '{self._parent.spec.name}' has {said} with "
                 f"{values}{such}; {fix}"
             )
-        cell = found[0].cell
-        return (found[0].folder, cell.id) if isinstance(cell, Cell) else ("", "")
+        ((cell, folder),) = found
+        return (folder, cell.id) if isinstance(cell, Cell) else ("", "")
 
     def _key(self, config: Tree, where: str) -> tuple[Hashable, ...]:
         known = list(keys_of(config))
@@ -416,7 +401,9 @@ def _expand(
     folders = [""] * len(chosen)
     above: Plan | None = None
     if spec.init_from is not None:
-        above, known = _parent_cells(spec, resolve, identify, experiments)
+        above, theirs, others = _expand(spec.init_from.spec, resolve, identify, experiments)
+        planned = (*above.cells, *above.waiting)
+        known = ParentCells(spec.init_from, planned, [*theirs, *others], spec.source, experiments)
         alone = _resolved(spec, resolve, chosen)  # cells that wait are also checked now
         found = [(axes, config, *known.of(config)) for axes, config in alone]
         chosen, folders = [], []
@@ -498,15 +485,6 @@ def _excluded(spec: GridSpec) -> int:
         return 0
     count = prod(len(values) for axis, values in spec.axes.items() if axis not in spec.linked)
     return count - sum(1 for _ in combinations(replace(spec, asked=None)))
-
-
-def _parent_cells(
-    spec: GridSpec, resolve: Resolve, identify: Identify, experiments: Path
-) -> tuple[Plan, ParentCells]:
-    assert spec.init_from is not None
-    plan, configs, others = _expand(spec.init_from.spec, resolve, identify, experiments)
-    cells = (*plan.cells, *plan.waiting)
-    return plan, ParentCells(spec.init_from, cells, [*configs, *others], spec.source, experiments)
 
 
 def made_from(spec: GridSpec) -> str:
@@ -646,7 +624,8 @@ CHECKED_TOGETHER = frozenset(
     {
         *("model.schedule.warmup_of", "model.schedule.kind", "model.schedule.batch_warmup_steps"),
         *("model.optimizer.weight_decay", "model.optimizer.kind", "trainer.callbacks"),
-        "model.block.branch_ramp",
+        *("model.block.branch_ramp", "model.block", "model.optimizer", "model.schedule"),
+        *("model", "trainer"),
     }
 )
 """The axes whose values are checked against other sections: a run may end before its ramp does, a
@@ -660,9 +639,9 @@ def _section(axis: str) -> str:
     """The part of a config to which an axis belongs; no check compares fields of two parts."""
     if axis in (SEED, RATE):
         return axis
-    if axis.startswith("model.optimizer."):
+    if axis.startswith("model.optimizer"):
         return _SECTIONS[1]
-    return _SECTIONS[2 if axis.startswith(("model.schedule.", "trainer.")) else 0]
+    return _SECTIONS[2 if axis.startswith(("model.schedule", "trainer")) else 0]
 
 
 def _probes(trainer: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -771,8 +750,8 @@ class Grid:
             saves = trainer.get("enable_checkpointing") is not False
             kept = [folder.checkpoint(name) for name in NAMED if saves and keep in ("all", name)]
             missing = [path.name for path in kept if not path.is_file()]
-            if probes := _probes(trainer):
-                there = _probes(Run(folder).config["trainer"]) if folder.probes.is_file() else []
+            if probes := _probes(trainer):  # which need not be due within the run
+                there = _probes(Run(folder).config["trainer"])
                 if any(probe not in there for probe in probes):
                     missing.append(folder.probes.name)
             for name in missing:

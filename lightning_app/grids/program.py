@@ -2,7 +2,6 @@
 
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,7 +11,6 @@ import torch.utils.tensorboard
 from lightning_app.config.classes import entries, made_fields
 from lightning_app.config.config import check_rows, data_module, resolve, transformer_module
 from lightning_app.config.experiment import Identity, identity_of
-from lightning_app.config.identity import completed
 from lightning_app.data.prepare import find
 from lightning_app.data.prepare import prepare as prepare_corpus
 from lightning_app.data.sources import resolved_data
@@ -40,18 +38,14 @@ def prepare(config: dict[str, Any]) -> bool:
     return before is None
 
 
-def _fitting_identity(config: dict[str, Any]) -> Identity:
+def identify(config: dict[str, Any]) -> Identity:
     """Return the identity of the config of a run; refuse one that does not fit its corpus.
 
     Raises:
         UserError: if rows of the corpus exceed the positions.
     """
-    config = completed(config)  # it may be from an earlier version
     check_rows(config)
     return identity_of(config)
-
-
-identify = _fitting_identity
 
 
 def count_devices() -> int:
@@ -80,17 +74,19 @@ def run_cell(job: Job, rank: int, *others: Job) -> None:
 
 
 class _StepTimer(pl.Callback):
-    """Wall-clock seconds of each training step after the first; ends the run after `steps`."""
+    """Wall-clock seconds of each training step; ends the run after `steps`."""
 
     def __init__(self, steps: int) -> None:
         self.seconds: list[float] = []
         self._steps = steps
-        self._last: float | None = None
+        self._last = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._last = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         now = time.perf_counter()
-        if self._last is not None:
-            self.seconds.append(now - self._last)
+        self.seconds.append(now - self._last)
         self._last = now
         # max_steps cannot end the run, since the schedule depends on it.
         if trainer.global_step >= self._steps:
@@ -98,7 +94,7 @@ class _StepTimer(pl.Callback):
 
 
 def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
-    """Train `steps` steps and return the median seconds per step, without the first.
+    """Train `steps` steps and return the median seconds per step, without the first of several.
 
     It uses one thread, like a cell on a host with one worker per core.
     """
@@ -113,7 +109,7 @@ def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
         "enable_model_summary": False,
     }
     with tempfile.TemporaryDirectory() as folder:
-        trainer["default_root_dir"] = str(Path(folder))
+        trainer["default_root_dir"] = folder
         trainer["callbacks"] = [*entries(trainer["callbacks"])]
         made = made_fields(trainer, imports=False)
         clock = _StepTimer(steps)
@@ -121,4 +117,5 @@ def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
         made["callbacks"] += [clock]
         module, data = transformer_module(config["model"]), data_module(config["data"])
         pl.Trainer(**made).fit(module, datamodule=data)
-    return sorted(clock.seconds)[len(clock.seconds) // 2]
+    timed = sorted(clock.seconds[1:] or clock.seconds)  # the first step also prepares
+    return timed[len(timed) // 2]

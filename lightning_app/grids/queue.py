@@ -10,7 +10,6 @@ import json
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Self
 
 from filelock import FileLock, Timeout
@@ -113,12 +112,7 @@ class Queue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for claim in list(self._claims):
             self._release(claim)
         self._study.close()

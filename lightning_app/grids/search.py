@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain, islice
 from statistics import stdev
@@ -164,7 +165,7 @@ def _arms(spec: GridSpec, listed: Sequence[Mapping[str, Any]], known: Known) -> 
     seeds = max(map(len, grouped.values()), default=1)
     for key, cells in grouped.items():
         arm = SearchArm(cells, (), 0, of_seed)
-        outcome = _reader(arm, known)
+        outcome = partial(arm.outcome, known=known)
         if spec.refine is not None:
             rounds, more = _refined(spec.refine, spec.mode, sorted(rates[key]), seeds, outcome)
         else:
@@ -176,10 +177,6 @@ def _arms(spec: GridSpec, listed: Sequence[Mapping[str, Any]], known: Known) -> 
                 rounds, more = _searched(spec.search, spec.mode, seeds, outcome, seed)
         made.append(SearchArm(cells, rounds, more, of_seed))
     return made
-
-
-def _reader(arm: SearchArm, known: Known) -> Callable[[Values], TrialScore | None]:
-    return lambda values: arm.outcome(values, known)
 
 
 def wanted(asked: Sequence[SearchArm]) -> Iterator[dict[str, Any]]:
@@ -348,11 +345,13 @@ def grid_points(values: Range, count: int) -> list[Any]:
 
     Whole numbers and multiples of a step are rounded, so that there may be fewer.
     """
+    import optuna
+
     log = math.log if values.log else float
     low, high = log(values.low), log(values.last)
     places = [low + (high - low) * k / max(1, count - 1) for k in range(count)]
     points = [math.exp(place) if values.log else place for place in places]
-    if not isinstance(distribution(values), _float_kind()):
+    if not isinstance(distribution(values), optuna.distributions.FloatDistribution):
         step = values.step or 1
         return list(
             dict.fromkeys(
@@ -363,12 +362,6 @@ def grid_points(values: Range, count: int) -> list[Any]:
         step = values.step
         points = [values.low + round((point - values.low) / step) * step for point in points]
     return list(dict.fromkeys(min(max(point, values.low), values.last) for point in points))
-
-
-def _float_kind() -> type:
-    import optuna
-
-    return optuna.distributions.FloatDistribution
 
 
 def _refined(

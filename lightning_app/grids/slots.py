@@ -45,18 +45,13 @@ class Options:
         """
         given = {name: value for name, value in words.items() if value is not None}
         for name in ("workers", "devices_per_cell", "slots_per_device"):
-            if name in given:
-                check_count(f"--{name.replace('_', '-')}", given[name])
+            if given.get(name, 1) < 1:
+                option = name.replace("_", "-")
+                raise UserError(f"--{option}: expected 1 or more, found {given[name]}")
         for name, field in (("hang_limit", "hang_limit"), ("max_time", "seconds")):
             if name in given:
                 given[field] = parse_time(f"--{name.replace('_', '-')}", given.pop(name))
         return cls(**given)
-
-
-def check_count(option: str, value: float) -> None:
-    """Refuse a value that is not a finite number of at least 1."""
-    if not 1 <= value < inf:
-        raise UserError(f"{option}: expected 1 or more, found {value}")
 
 
 def parse_time(option: str, text: str) -> float:

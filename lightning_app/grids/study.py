@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import chain
@@ -86,19 +86,13 @@ class _Hyperband(BasePruner):
         return self._pruner.prune(study, trial)
 
 
-@dataclass
-class _Reader(ReportReader):
-    """Also keeps the steps in the storage, whether the pruner has used them or not."""
-
-    reported: set[int] = field(default_factory=set)
-
-
 class Reports:
     """Copy the reports of running cells of the grid's metric to their trials."""
 
     def __init__(self, metric: str) -> None:
         self._metric = metric
-        self._readers: dict[int, _Reader] = {}
+        # Also the steps in the storage, whether the pruner has used them or not.
+        self._readers: dict[int, tuple[ReportReader, set[int]]] = {}
 
     def look(self, trial: Trial, folder: RunFolder, attempt: int) -> bool:
         """Pass on new reports, and write the file that stops the cell if Optuna prunes its trial.
@@ -110,16 +104,16 @@ class Reports:
         stop = folder.attempt(attempt).stop
         if stop.is_file():
             return True
-        reader = self._readers.get(trial.number)
-        if reader is None:
+        if trial.number not in self._readers:
             known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-            reader = self._readers[trial.number] = _Reader(self._metric, reported=set(known))
+            self._readers[trial.number] = ReportReader(self._metric), set(known)
+        reader, reported = self._readers[trial.number]
         with suppress(UpdateFinishedTrialError):  # another supervisor has seen its result
             for each in range(1, attempt + 1):
                 for step, value in reader.new(folder, each):
-                    if step not in reader.reported:
+                    if step not in reported:
                         trial.report(value, step)
-                        reader.reported.add(step)
+                        reported.add(step)
                     if trial.should_prune():
                         write_whole(stop, "pruned\n")
                         return True
@@ -279,15 +273,9 @@ class Study:
         for trial in trials:
             if trial.user_attrs.get("attempt") == attempt:
                 return trial.number
-        waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
         for trial in trials:
             if trial.state == TrialState.RUNNING:
                 self._end(trial, TrialState.FAIL, {"error": _LOST})
-        if waiting:  # of an earlier version, whose queue was the study
-            known = self._id(waiting[0].number)
-            self._storage.set_trial_user_attr(known, "attempt", attempt)
-            self._storage.set_trial_state_values(known, TrialState.RUNNING)
-            return waiting[0].number
         self._add(cell, TrialState.RUNNING, attempt=attempt)
         return self._trials_of(cell)[-1].number
 
@@ -305,8 +293,7 @@ class Study:
         ended = run.result or run.pruned
         if ended is None:
             for trial in left:
-                if run.error or trial.state == TrialState.RUNNING:
-                    self._end(trial, TrialState.FAIL, {"error": run.error or _LOST})
+                self._end(trial, TrialState.FAIL, {"error": run.error or _LOST})
             if run.error and not trials:
                 self._add(cell, TrialState.FAIL, run)
             return

@@ -580,9 +580,8 @@ def current_grid(
     valid = plan is not None and is_valid(plan, spec, corpus, folder.path.parent)
     if not valid and not alone:
         raise UserError(
-            f"{folder}: other supervisors run this grid from another version of {spec.source}, of "
-            "its corpus or of this program; let them end "
-            "first"
+            f"{folder}: {spec.source}, its corpus or this program has changed while supervisors "
+            "run this grid; run it again once they have ended"
         )
     # Parents may have finished since. While other supervisors work, the set of cells stays
     # unchanged, except when all have ended and a search asks for its next round.

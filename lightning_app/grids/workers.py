@@ -41,11 +41,6 @@ MARK = "ABLATE_ATTEMPT"
 """The environment variable that identifies the attempt to all programs it executes."""
 
 
-def mark(record: Path) -> None:
-    """Mark this process's future children as an attempt's. `record`: the attempt's folder."""
-    os.environ[MARK] = _mark(record)
-
-
 def _mark(record: Path) -> str:
     """The name of an attempt of one grid: a run in the store may have attempts by several grids."""
     return str(record.parents[2].resolve().joinpath(*record.parts[-3:]))
@@ -148,7 +143,7 @@ def run_rank(job: Job, rank: int, *others: Job) -> None:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(line_buffering=True)
         faulthandler.enable()
-        mark(job.record.path)
+        os.environ[MARK] = _mark(job.record.path)
         if job.slot.visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(job.slot.visible)
         if "torch" in sys.modules:

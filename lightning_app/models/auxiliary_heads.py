@@ -134,7 +134,8 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
         self.norms = nn.ModuleList(build_norm(stack.final_norm, model_dim) for _ in range(below))
         self.tables = tables(below if spec.own_tables else 0)
         self.second_tables = tables(seconds)  # in layer order, the last layer's last
-        *_, self.stream_end = stack.stream_rules(model_dim, cross=False)
+        if spec.intermediate:  # other streams, whose ends have parameters, are refused with it
+            *_, self.stream_end = stack.stream_rules(model_dim, cross=False)
         self._step = (0, 1)
         self._scored: tuple[Tensor, Tensor] | None = None
         initialize(self)
@@ -192,7 +193,7 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
         def weight(tables: nn.ModuleList, place: int) -> Tensor:
             found = tables[place]
             assert isinstance(found, OutputTable)
-            return found.weight
+            return found.weight if found.logit_factor == 1.0 else found.logit_factor * found.weight
 
         below = ahead = torch.zeros((), device=last.device)
         for layer in self.active:

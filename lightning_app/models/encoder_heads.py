@@ -155,12 +155,6 @@ class MaskedLanguageModel(nn.Module):
         states = self.encoder(x, self._mask(tokens), tokens=tokens)
         return self.embedding.logits(self.finished(states, positions), self.output_bias)
 
-    def states(
-        self, tokens: PerToken, positions: Predicted, seen: list[Stream] | None = None
-    ) -> Float[Tensor, "predicted model"]:
-        """Return the states that the output layer reads at `positions`: see `states_of_heads`."""
-        return self.states_of_heads(tokens, positions, None, seen).predicted
-
     def states_of_heads(
         self,
         tokens: PerToken,

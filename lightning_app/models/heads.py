@@ -110,27 +110,35 @@ class DecodingState(NamedTuple):
         )
 
 
-def step(
-    embedding: Embedding,
-    stack: BlockStack,
-    tokens: Int[Tensor, "sentence beam"],
-    state: DecodingState,
-) -> tuple[Float[Tensor, "sentence*beam vocabulary"], DecodingState]:
-    """Append one token to each beam and return the logits of the next, ordered by beam."""
-    sentences, beams = tokens.shape
-    state = state.with_room(beams, stack.first_seen(state.length))
-    own = torch.eye(beams, dtype=torch.bool, device=tokens.device).expand(sentences, -1, -1)
-    beam_ancestry = torch.cat([state.beam_ancestry, own], dim=2)
-    slots = beam_ancestry.shape[2]
-    mask = full_mask(slots, tokens.device) if beams == 1 else mask_of(beam_ancestry[:, None])
-    # All the newest tokens have the same position.
-    newest = torch.full((1,), state.length, device=tokens.device)
-    keys = torch.cat([state.places, newest.expand(sentences, beams)], dim=1)
-    x = embedding(tokens.reshape(-1, 1), start=state.length).view(sentences, beams, -1)
-    places = Places(newest, keys, state.length)
-    states = stack(x, mask, state.memory, state.caches, places, tokens=tokens)
-    grown = state._replace(beam_ancestry=beam_ancestry, places=keys, length=state.length + 1)
-    return embedding.logits(states.flatten(0, 1)), grown
+class _Predictor(nn.Module):
+    """A model whose decoder predicts the next token, also by cached decoding."""
+
+    embedding: Embedding
+    decoder: BlockStack
+
+    @property
+    def longest(self) -> float:
+        """The largest length of a text in tokens; finite for a learned table."""
+        return self.embedding.spec.positions.longest
+
+    def step(
+        self, tokens: Int[Tensor, "text beam"], state: DecodingState
+    ) -> tuple[Float[Tensor, "text*beam vocabulary"], DecodingState]:
+        """Append one token to each beam and return the logits of the next, ordered by beam."""
+        texts, beams = tokens.shape
+        state = state.with_room(beams, self.decoder.first_seen(state.length))
+        own = torch.eye(beams, dtype=torch.bool, device=tokens.device).expand(texts, -1, -1)
+        beam_ancestry = torch.cat([state.beam_ancestry, own], dim=2)
+        slots = beam_ancestry.shape[2]
+        mask = full_mask(slots, tokens.device) if beams == 1 else mask_of(beam_ancestry[:, None])
+        # All the newest tokens have the same position.
+        newest = torch.full((1,), state.length, device=tokens.device)
+        keys = torch.cat([state.places, newest.expand(texts, beams)], dim=1)
+        x = self.embedding(tokens.reshape(-1, 1), start=state.length).view(texts, beams, -1)
+        places = Places(newest, keys, state.length)
+        states = self.decoder(x, mask, state.memory, state.caches, places, tokens=tokens)
+        grown = state._replace(beam_ancestry=beam_ancestry, places=keys, length=state.length + 1)
+        return self.embedding.logits(states.flatten(0, 1)), grown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,16 +266,9 @@ class ArchitectureConfig:
 
     def sizes(self) -> Sizes:
         """Return the numbers shared by all blocks."""
-        return Sizes(
-            model_dim=self.model_dim,
-            ff_dim=self.ff_dim,
-            num_heads=self.num_heads,
-            kv_heads=self.kv_heads,
-            activation=self.activation,
-            activation_slope=self.activation_slope,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-        )
+        names = ("model_dim", "ff_dim", "num_heads", "kv_heads", "dropout", "attention_dropout")
+        names += ("activation", "activation_slope")
+        return Sizes(**{name: getattr(self, name) for name in names})
 
     @property
     def width_factor(self) -> float:
@@ -295,9 +296,9 @@ class ArchitectureConfig:
         with initial_values(self.initial, self.initial_std, by_name=by_name, width_factor=factor):
             model = build()
         for module in model.modules() if self.base_width else ():
-            if isinstance(module, Embedding):
+            if isinstance(module, Embedding | OutputTable):
                 module.logit_factor = 1.0 / self.width_factor
-            elif isinstance(module, Attention):
+            elif isinstance(module, Attention) and module.spec.scores != "cosine":
                 gain = FixedGain((self.model_dim // self.num_heads) ** -0.5)
                 module.query_norm = nn.Sequential(module.query_norm, gain)
             elif isinstance(module, LearnedScalars):
@@ -375,7 +376,7 @@ class ArchitectureConfig:
 
 
 @final
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(_Predictor):
     """Source tokens to a distribution over the next target token (Vaswani et al. 2017).
 
     One embedding serves source, target and output, unless `source_vocab` is the number of tokens
@@ -404,11 +405,6 @@ class EncoderDecoder(nn.Module):
         self.decoder = BlockStack(decoder, sizes, embedding.positions, cross=True)
         self.auxiliary: AuxiliaryHeads | None = None  # of the decoder; created by `add_heads`
         initialize(self)
-
-    @property
-    def longest(self) -> float:
-        """The largest length of a text in tokens; finite for a learned table."""
-        return self.embedding.longest
 
     def present(self, source: Source, target: Target) -> dict[str, Bool[Tensor, "batch token"]]:
         """Return which tokens of each stack are not padding, from the inputs of `forward`."""
@@ -439,15 +435,9 @@ class EncoderDecoder(nn.Module):
         """Encode `source`; return the state before the first of `beams` targets per source."""
         return DecodingState.start(self.decoder, self._memory(source), len(source), beams)
 
-    def step(
-        self, tokens: Int[Tensor, "sentence beam"], state: DecodingState
-    ) -> tuple[Float[Tensor, "sentence*beam vocabulary"], DecodingState]:
-        """Append one token to each beam and return the logits of the next, ordered by beam."""
-        return step(self.embedding, self.decoder, tokens, state)
-
 
 @final
-class CausalLanguageModel(nn.Module):
+class CausalLanguageModel(_Predictor):
     """Tokens to a distribution over the next one: only a causal stack, as in GPT.
 
     One embedding serves input and output. Padding may only be on the right, where no real
@@ -463,11 +453,6 @@ class CausalLanguageModel(nn.Module):
         self.decoder = BlockStack(decoder, sizes, embedding.positions)
         self.auxiliary: AuxiliaryHeads | None = None  # created by `add_heads`
         initialize(self)
-
-    @property
-    def longest(self) -> float:
-        """The largest length of a text in tokens; finite for a learned table."""
-        return self.embedding.longest
 
     def present(
         self, tokens: PerToken, documents: PerToken | None = None
@@ -519,12 +504,6 @@ class CausalLanguageModel(nn.Module):
     def start(self, texts: int, beams: int = 1) -> DecodingState:
         """Return the state before the first token of `beams` continuations per text."""
         return DecodingState.start(self.decoder, None, texts, beams)
-
-    def step(
-        self, tokens: Int[Tensor, "text beam"], state: DecodingState
-    ) -> tuple[Float[Tensor, "text*beam vocabulary"], DecodingState]:
-        """Append one token to each beam and return the logits of the next, ordered by beam."""
-        return step(self.embedding, self.decoder, tokens, state)
 
 
 def embedding_of(

@@ -168,9 +168,11 @@ def initialize(model: nn.Module) -> None:
     parts = [part for part in model.modules() if getattr(part, "drawn_last", False)]
     last = {module: None for part in parts for module in part.modules()}
     seed = _seeds(model)
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    inner = {module for block in blocks for module in block.modules()}
     for module in model.modules():
         if module not in last:
-            _set(module, seed)
+            _set(module, seed, module in inner)
     # After the loop: these override the general rule.
     branches = {
         block: stack.spec.depth * (2 if block.cross_attention is None else 3)
@@ -184,7 +186,7 @@ def initialize(model: nn.Module) -> None:
         elif isinstance(module, Halting):
             nn.init.constant_(module.unit.bias, module.spec.bias)
     for module in last:
-        _set(module, seed)
+        _set(module, seed, module in inner)
     seed(model)  # what follows, such as heads of a task, starts equal as well
     for module in model.modules():
         if isinstance(module, SpectralLinear):
@@ -193,13 +195,13 @@ def initialize(model: nn.Module) -> None:
             module.after_step()
 
 
-def _set(module: nn.Module, seed: Seeded) -> None:
+def _set(module: nn.Module, seed: Seeded, in_block: bool) -> None:
     """Set the parameters that `module` holds itself by the general rule."""
     seed(module)
-    rule, std, *_ = _rule.get()
+    rule, std, of_blocks, _ = _rule.get()
     match module:
         case nn.Linear():
-            rule(module.weight, std, 1)
+            rule(module.weight, of_blocks if in_block else std, 1)
             bound = module.in_features**-0.5
             if module.bias is not None and rule is fairseq:
                 nn.init.uniform_(module.bias, -bound, bound)

@@ -541,32 +541,24 @@ def _corrected(optimizer: torch.optim.Adam, config: OptimizerConfig) -> torch.op
 @OPTIMIZERS.register("adam")
 def torch_adam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Kingma & Ba 2015 (1412.6980); the weight decay is added to the gradient."""
-    if needs_own(config):
-        return optimizers.adam(config, groups, fused=fused)
     return _corrected(torch.optim.Adam(groups, fused=fused, **_moments(config)), config)
 
 
 @OPTIMIZERS.register("adamw")
 def torch_adamw(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Loshchilov & Hutter 2019 (1711.05101); the weight decay is decoupled from the gradient."""
-    if needs_own(config):
-        return optimizers.adamw(config, groups, fused=fused)
     return _corrected(torch.optim.AdamW(groups, fused=fused, **_moments(config)), config)
 
 
 @OPTIMIZERS.register("sgd")
 def torch_sgd(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Stochastic gradient descent with momentum."""
-    if needs_own(config):
-        return optimizers.sgd(config, groups, fused=fused)
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
 
 
 @OPTIMIZERS.register("radam")
 def torch_radam(config: OptimizerConfig, groups: Groups, *, fused: bool) -> torch.optim.Optimizer:
     """Liu et al. 2020 (1908.03265), which has no fused form."""
-    if needs_own(config):
-        return optimizers.radam(config, groups, fused=fused)
     return torch.optim.RAdam(groups, **_moments(config))
 
 
@@ -589,6 +581,8 @@ def build_optimizer(
         UserError: for a matrix of zeros, if the kind cannot move it.
     """
     kind = OPTIMIZERS[config.kind]
+    if needs_own(config):
+        kind = FORMS.get(config.kind, kind)
     apart = isinstance(kind, Rule) and bool(kind.on)
     if width_factor != 1.0:
         config = replace(config, eps=config.eps / width_factor)

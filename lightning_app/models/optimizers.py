@@ -54,15 +54,6 @@ OPTIMIZERS: Registry[BuildOptimizer] = Registry("model.optimizer.kind")
 """The optimizers by name; `OPTIMIZERS.register` is the decorator that adds one."""
 
 
-def nothing(config: Any) -> None:
-    """Refuse no config."""
-
-
-def one(parameter: Tensor, group: Group) -> float:
-    """Leave the rate of every parameter as it is."""
-    return 1.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """An optimizer that is one function per parameter, and what it needs; `rule` makes one.
@@ -77,11 +68,11 @@ class Rule:
     """The decay of its first moment, which a warm-up of the momentum changes."""
     on: tuple[Role, ...] = ()
     """The roles that it trains; AdamW trains the others. Empty: all of them, as one group."""
-    check: Callable[[Any], None] = nothing
+    check: Callable[[Any], None] = field(default=lambda config: None)
     """Raises `ValueError` for a config that it cannot serve."""
     from_zero: bool = True
     """Whether it moves a matrix whose initial value is zero."""
-    factor: Callable[[Tensor, Group], float] = one
+    factor: Callable[[Tensor, Group], float] = field(default=lambda parameter, group: 1.0)
     """The factor of the rate of a parameter, from its shape and its group."""
     options: Mapping[str, float] = field(default_factory=dict)
     """Constants of its own, which the function finds in the group too, with their usual values;
@@ -181,11 +172,12 @@ class Library:
                 raise ValueError(
                     f"arguments: {self.path} has no '{argument}'{nearest(argument, known)}"
                 )
-            value, field = _listed(given[argument]), _listed(getattr(config, argument, None))
+            usual = getattr(config, argument, self.reads(config).get(argument))
+            value, field = _listed(given[argument]), _listed(usual)
             if argument in self.reads(config) and value[: len(field)] != field:
                 raise ValueError(
                     f"arguments: {argument} {given[argument]} contradicts model.optimizer."
-                    f"{argument} {getattr(config, argument)}"
+                    f"{argument} {usual}"
                 )
         matrix = torch.nn.Parameter(torch.eye(2))
         matrix.grad = torch.ones(2, 2)

@@ -267,11 +267,15 @@ class ClampedScores(Placed):
         return by_distance.gather(3, index).to(query.dtype)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ByDistance(Positions):
-    """Dai et al. 2019, Transformer-XL (1901.02860), section 3.3."""
+@POSITIONS.register("relative")
+class Relative(Positions):
+    """Dai et al. 2019, Transformer-XL (1901.02860), section 3.3.
+
+    u and v are shared by all layers of a stack, as in the authors' code.
+    """
 
     clamps = True
+    shared: ClassVar[bool] = True
 
     def check(self) -> None:
         if self.model_dim % 2:
@@ -299,7 +303,7 @@ class _ByDistance(Positions):
                     "span hides large distances already; leave clamp_length out"
                 )
 
-    def _term(self, spec: StackSpec, *, shared: bool) -> RelativeTerm:
+    def placing(self, spec: StackSpec) -> RelativeTerm:
         # With a centre the map must be uniform at the start, which u and v would break.
         shapings = [block.self_attention.shaping for block in spec.blocks]
         zero = any(shaping is not None and shaping.centred for shaping in shapings)
@@ -307,28 +311,18 @@ class _ByDistance(Positions):
             len(spec.blocks),
             self.model_dim,
             self.num_heads,
-            shared=shared,
+            shared=self.shared,
             zero=zero,
             clamp_length=self.clamp_length,
         )
 
 
 @final
-@POSITIONS.register("relative")
-class Relative(_ByDistance):
-    """u and v are shared by all layers of a stack, as in the authors' code."""
-
-    def placing(self, spec: StackSpec) -> RelativeTerm:
-        return self._term(spec, shared=True)
-
-
-@final
 @POSITIONS.register("relative_untied")
-class RelativeUntied(_ByDistance):
+class RelativeUntied(Relative):
     """Each layer has its own u and v."""
 
-    def placing(self, spec: StackSpec) -> RelativeTerm:
-        return self._term(spec, shared=False)
+    shared = False
 
 
 @final
@@ -511,11 +505,6 @@ class Embedding(nn.Module):
         return self.dropout(self.norm(embedded))
 
     @property
-    def longest(self) -> float:
-        """The largest length of a text in tokens; finite for a learned table."""
-        return self.spec.positions.longest
-
-    @property
     def table(self) -> Float[Tensor, "vocabulary model"]:
         """The table of the output layer times `logit_factor`, with `unit` the learned ones too."""
         table = (self.output or self.tokens).weight
@@ -557,6 +546,8 @@ class SegmentTable(nn.Module):
 @final
 class OutputTable(nn.Module):
     """An output table not shared with any input; its entries start at N(0, 1/d), like E's."""
+
+    logit_factor = 1.0
 
     def __init__(self, vocab_size: int, model_dim: int) -> None:
         super().__init__()

@@ -180,7 +180,7 @@ class BlockStack(nn.Module):
         stream = self.stream_end.start(x)
         recomputing = self.recomputes_norms and saves_memory(x)
         # A branch is dropped for whole rows, which the last block would no longer see.
-        late = kept is not None and self.training and self.spec.drops
+        late = kept is not None and self.training and any(b.drops for b in self.spec.blocks)
         early = None if late else kept
         with recomputed_norms(self) if recomputing else nullcontext():
             stream = self._run(
@@ -240,7 +240,7 @@ class BlockStack(nn.Module):
             if self.signals is not None:
                 stream = stream._replace(x=self.signals(before, places, layer))
             if recurrence is not None:
-                recurrence.inputs.append(block.around_self.read(stream))
+                recurrence.inputs.append(block.around_self.stream.read(stream))
             stream, carries = block(stream, carries, call)
             if self.halting is not None:
                 assert pondering is not None

@@ -151,6 +151,8 @@ def load(source: str | Path) -> Plugin:
         return _loaded(name, source, own)
     now = {(each.name, each.digest) for each in parts_at((*own, *known.others))}
     if joint_digest(now) != known.sha256:
+        if known.source == source:
+            raise UserError(f"{source}: has changed since it was loaded; start a new process")
         raise UserError(
             f"{source}: another plug-in has the name '{name}' already: {known.source} (sha256 "
             f"{known.sha256}); name one of the two"

@@ -133,7 +133,10 @@ def names_in(data: bytes, package: str = "", *, late: bool) -> tuple[set[str], s
                 texts.add(text)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() if not late:
                 continue
-            case ast.If(test=test) if ast.unparse(test).endswith("TYPE_CHECKING"):
+            case ast.If(test=test) if ast.unparse(test) in (
+                "TYPE_CHECKING",
+                "typing.TYPE_CHECKING",
+            ):
                 node = ast.Module(node.orelse, [])
         nodes += ast.iter_child_nodes(node)
     return imports, texts
@@ -149,7 +152,7 @@ def file_of(module: str) -> Path | None:
 def is_installed(file: Path) -> bool:
     """Whether a file belongs to Python, to this package or, not editable, to a distribution."""
     library = [os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-    inside = any(map(file.is_relative_to, (*library, Path(__file__).parents[1])))
+    inside = any(map(file.is_relative_to, (*library, Path(os.path.realpath(__file__)).parents[1])))
     return inside or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 

@@ -4,8 +4,9 @@ Yang et al. 2022 (2203.03466), appendix D.1: with rules for width that transfer,
 shrinks with the width.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,32 +47,34 @@ def _rms(x: Tensor) -> float:
 @torch.no_grad()
 def _activations(model: nn.Module, objective: Any, batch: Any) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    with _hooked(model, found):
-        found["logits"] = objective.logits(model, batch)
-    return found
 
+    def keep(name: str, module: nn.Module, given: Any, out: Any) -> None:
+        found[name] = out[0].x.detach().clone()
 
-@contextmanager
-def _hooked(model: nn.Module, found: dict[str, Tensor]) -> Iterator[None]:
     blocks = [(name, each) for name, each in model.named_modules() if isinstance(each, Block)]
-
-    def keep(name: str) -> Any:
-        return lambda module, given, out: found.__setitem__(name, out[0].x.detach().clone())
-
-    handles = [each.register_forward_hook(keep(name)) for name, each in blocks]
+    handles = [each.register_forward_hook(partial(keep, name)) for name, each in blocks]
     try:
-        yield
+        found["logits"] = objective.logits(model, batch)
     finally:
         for handle in handles:
             handle.remove()
+    return found
 
 
 def slopes(sizes: Mapping[int, Sizes]) -> dict[str, tuple[float, float]]:
-    """Return the least-squares slope of log(size) by log(width) of each layer: size, change."""
+    """Return the least-squares slope of log(size) by log(width) of each layer: size, change.
+
+    NaN for a layer that is zero or not finite at some width.
+    """
     widths = np.log([float(width) for width in sizes])
     layers = next(iter(sizes.values()))
-    values = {name: np.log([of[name] for of in sizes.values()]) for name in layers}
-    return {name: tuple(np.polyfit(widths, of, 1)[0].tolist()) for name, of in values.items()}  # pyright: ignore[reportReturnType]
+
+    def slope(layer: str, place: int) -> float:
+        of = np.array([each[layer][place] for each in sizes.values()])
+        drawn = np.isfinite(of).all() and of.all()
+        return float(np.polyfit(widths, np.log(of), 1)[0]) if drawn else math.nan
+
+    return {layer: (slope(layer, 0), slope(layer, 1)) for layer in layers}
 
 
 def write_figure(sizes: Mapping[int, Sizes], title: str, path: Path) -> Path:

@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -226,7 +227,7 @@ class ActivationHooks:
         for name, stack in self._stacks.items():
             for block in dict.fromkeys(block for _, block in stack.layers):
                 self._tap(name, block)
-            self._keep(stack, self._on_output(name))
+            self._keep(stack, partial(self._on_end, name))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -261,54 +262,40 @@ class ActivationHooks:
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
     def _tap(self, stack: str, block: Block) -> None:
-        self._handles.append(block.register_forward_pre_hook(self._on_entry(stack)))
-        self._keep(block, self._on_block(stack))
+        self._handles.append(block.register_forward_pre_hook(partial(self._on_entry, stack)))
+        self._keep(block, partial(self._on_block, stack))
         norm = last_norm(block)
         if norm is not None:
-            self._keep(norm, self._on_sum(stack))
+            self._keep(norm, partial(self._on_sum, stack))
         if self._stacks[stack].has_maps:
-            self._keep(block.self_attention, self._on_attention(stack, ""))
+            self._keep(block.self_attention, partial(self._on_attention, stack, ""))
         if block.cross_attention is not None:
-            self._keep(block.cross_attention, self._on_attention(stack, "cross_"))
+            self._keep(block.cross_attention, partial(self._on_attention, stack, "cross_"))
 
-    def _on_entry(self, stack: str) -> Callable[..., None]:
-        def hook(module: Block, args: tuple[Stream, Carries, Call]) -> None:
-            stream, _, call = args
-            self._layer, self._running = call.layer, call.running
-            if call.layer == 1:
-                self._state(stack, 0, stream.x)
-            if call.running is not None:
-                share = call.running[self._real[stack]].double()
-                self.tally.mean(Place("running_tokens", stack, call.layer), share)
+    def _on_entry(self, stack: str, module: Block, args: tuple[Stream, Carries, Call]) -> None:
+        stream, _, call = args
+        self._layer, self._running = call.layer, call.running
+        if call.layer == 1:
+            self._state(stack, 0, stream.x)
+        if call.running is not None:
+            share = call.running[self._real[stack]].double()
+            self.tally.mean(Place("running_tokens", stack, call.layer), share)
 
-        return hook
-
-    def _on_block(self, stack: str) -> Callable[..., None]:
-        def hook(module: Block, args: Any, kwargs: Any, output: tuple[Stream, Carries]) -> None:
-            stream, _ = output
-            self._state(stack, self._layer, stream.x)
-            if last_norm(module) is None:
-                place = Place("sum_norm", stack, self._layer)
-                self._mean(place, measures.squared_norms, stack, stream.x)
-
-        return hook
-
-    def _on_sum(self, stack: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Tensor], kwargs: Any, output: Tensor) -> None:
+    def _on_block(self, stack: str, module: Block, args: Any, kwargs: Any, output: Any) -> None:
+        stream, _ = output
+        self._state(stack, self._layer, stream.x)
+        if last_norm(module) is None:
             place = Place("sum_norm", stack, self._layer)
-            self._mean(place, measures.squared_norms, stack, args[0])
+            self._mean(place, measures.squared_norms, stack, stream.x)
 
-        return hook
+    def _on_sum(self, stack: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        place = Place("sum_norm", stack, self._layer)
+        self._mean(place, measures.squared_norms, stack, args[0])
 
-    def _on_output(self, stack: str) -> Callable[..., None]:
-        def hook(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-        ) -> None:
-            self._running = None
-            self._mean(Place("output_norm", stack), measures.squared_norms, stack, output)
-            self._mean(Place("output_cosine", stack), measures.token_cosines, stack, output)
-
-        return hook
+    def _on_end(self, stack: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._running = None
+        self._mean(Place("output_norm", stack), measures.squared_norms, stack, output)
+        self._mean(Place("output_cosine", stack), measures.token_cosines, stack, output)
 
     def _state(self, stack: str, layer: int, x: Tensor) -> None:
         self._mean(Place("hidden_norm", stack, layer), measures.squared_norms, stack, x)
@@ -324,45 +311,44 @@ class ActivationHooks:
         real = self._real[stack]
         return real if self._running is None else real & self._running
 
-    def _on_attention(self, stack: str, prefix: str) -> Callable[..., None]:
-        @torch.no_grad()
-        def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
-            layer, divisor = self._layer, kwargs["divisor"]
-            if isinstance(module.span, DynamicSpanMask):
-                self._spans(stack, kwargs["spans"])
-            mask, new, total = scores(module, args, kwargs, output[1])
-            allowed = mask.allowed.expand(total.shape[0], 1, *total.shape[2:])[:, 0]
-            rows = self._counted(stack) & (allowed.sum(dim=-1) > 1)
-            # (batch, head, query, key) -> (row, head, key)
-            seen = allowed[rows][:, None]
-            maps = softmax_map(total, mask, divisor).transpose(1, 2)[rows]
-            logits = softmax_input(total, mask, divisor).transpose(1, 2)[rows]
-            total = total.transpose(1, 2)[rows]
-            if module.spec.carry != "none":
-                cells = seen.expand_as(total)
-                own = new.transpose(1, 2)[rows]
-                ratio = measures.score_ratio(own[cells], total[cells])
-                self.tally.mean(Place(f"{prefix}score_ratio", stack, layer), ratio)
-            place = Place(f"{prefix}attention_entropy", stack, layer)
-            entropies = measures.entropies(maps)
-            self.tally.mean(place, entropies)
-            for head in range(maps.shape[1]):
-                self.tally.sample(place._replace(head=head), entropies[:, head])
-            free = Place(f"{prefix}attention_free_entropy", stack, layer)
-            self.tally.mean(free, seen[:, 0].sum(dim=-1).to(maps.dtype).log())
-            peaked = Place(f"{prefix}peaked_rows", stack, layer)
-            self.tally.mean(peaked, measures.peaked_rows(maps))
-            # Compare the maps with those of the layer below for the same rows.
-            if layer > 1 and len(maps):
-                below, rows_below = self._below[stack, prefix]
-                distances = Place(f"{prefix}attention_distance", stack, layer)
-                found = measures.head_distances(maps, below[rows[rows_below]])
-                self._distances.setdefault(distances, []).append((found, len(maps)))
-            self._below[stack, prefix] = maps, rows
-            largest = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
-            self.tally.largest(Place(f"{prefix}largest_logit", stack, layer), largest)
-
-        return hook
+    @torch.no_grad()
+    def _on_attention(
+        self, stack: str, prefix: str, module: Attention, args: Any, kwargs: Any, output: Any
+    ) -> None:
+        layer, divisor = self._layer, kwargs["divisor"]
+        if isinstance(module.span, DynamicSpanMask):
+            self._spans(stack, kwargs["spans"])
+        mask, new, total = scores(module, args, kwargs, output[1])
+        allowed = mask.allowed.expand(total.shape[0], 1, *total.shape[2:])[:, 0]
+        rows = self._counted(stack) & (allowed.sum(dim=-1) > 1)
+        # (batch, head, query, key) -> (row, head, key)
+        seen = allowed[rows][:, None]
+        maps = softmax_map(total, mask, divisor).transpose(1, 2)[rows]
+        logits = softmax_input(total, mask, divisor).transpose(1, 2)[rows]
+        total = total.transpose(1, 2)[rows]
+        if module.spec.carry != "none":
+            cells = seen.expand_as(total)
+            own = new.transpose(1, 2)[rows]
+            ratio = measures.score_ratio(own[cells], total[cells])
+            self.tally.mean(Place(f"{prefix}score_ratio", stack, layer), ratio)
+        place = Place(f"{prefix}attention_entropy", stack, layer)
+        entropies = measures.entropies(maps)
+        self.tally.mean(place, entropies)
+        for head in range(maps.shape[1]):
+            self.tally.sample(place._replace(head=head), entropies[:, head])
+        free = Place(f"{prefix}attention_free_entropy", stack, layer)
+        self.tally.mean(free, seen[:, 0].sum(dim=-1).to(maps.dtype).log())
+        peaked = Place(f"{prefix}peaked_rows", stack, layer)
+        self.tally.mean(peaked, measures.peaked_rows(maps))
+        # Compare the maps with those of the layer below for the same rows.
+        if layer > 1 and len(maps):
+            below, rows_below = self._below[stack, prefix]
+            distances = Place(f"{prefix}attention_distance", stack, layer)
+            found = measures.head_distances(maps, below[rows[rows_below]])
+            self._distances.setdefault(distances, []).append((found, len(maps)))
+        self._below[stack, prefix] = maps, rows
+        largest = logits.masked_fill(~seen, torch.finfo(logits.dtype).min)
+        self.tally.largest(Place(f"{prefix}largest_logit", stack, layer), largest)
 
     def _spans(self, stack: str, spans: Float[Tensor, "batch head query 1"]) -> None:
         # (batch, head, query, 1) -> (token, head)

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -268,7 +269,7 @@ class Gradients:
         self._views.clear()
         for name, stack in self._stacks.items():
             for block in dict.fromkeys(block for _, block in stack.layers):
-                self._handles.append(block.register_forward_pre_hook(self._before(name)))
+                self._handles.append(block.register_forward_pre_hook(partial(self._before, name)))
                 self._handles.append(block.register_forward_hook(self._after))
         return self
 
@@ -280,15 +281,12 @@ class Gradients:
             for _, block in stack.layers:
                 self._after(block)
 
-    def _before(self, stack: str) -> Callable[..., None]:
-        def hook(block: Block, args: tuple[Any, Any, Call]) -> None:
-            for quantity, linear in _matrices(block):
-                view = linear.weight.view_as(linear.weight)
-                self._views[Place(f"{quantity}_gradient", stack, args[2].layer)] = view
-                # An instance attribute, which takes precedence over the parameter of this name.
-                object.__setattr__(linear, "weight", view)
-
-        return hook
+    def _before(self, stack: str, block: Block, args: tuple[Any, Any, Call]) -> None:
+        for quantity, linear in _matrices(block):
+            view = linear.weight.view_as(linear.weight)
+            self._views[Place(f"{quantity}_gradient", stack, args[2].layer)] = view
+            # An instance attribute, which takes precedence over the parameter of this name.
+            object.__setattr__(linear, "weight", view)
 
     @staticmethod
     def _after(block: Block, *rest: Any) -> None:
@@ -381,12 +379,12 @@ def attention_maps(model: nn.Module, task: Task, sentence: Any) -> dict[str, Ten
     calls: list[Call] = []
     for name, stack in stacks(model).items():
         for block in dict.fromkeys(block for _, block in stack.layers):
-            handles.append(block.register_forward_pre_hook(_note(calls)))
+            handles.append(block.register_forward_pre_hook(partial(_note, calls)))
             watched = {name: block.self_attention} if stack.has_maps else {}
             if block.cross_attention is not None:
                 watched["cross"] = block.cross_attention
             for key, attention in watched.items():
-                hook = _keep(found.setdefault(key, []), calls)
+                hook = partial(_keep, found.setdefault(key, []), calls)
                 handles.append(attention.register_forward_hook(hook, with_kwargs=True))
     try:
         with untouched(model):
@@ -397,23 +395,19 @@ def attention_maps(model: nn.Module, task: Task, sentence: Any) -> dict[str, Ten
     return {name: torch.stack(maps).float().cpu() for name, maps in found.items()}
 
 
-def _note(calls: list[Call]) -> Callable[..., None]:
-    def hook(module: Block, args: tuple[Any, Any, Call]) -> None:
-        calls[:] = [args[2]]
-
-    return hook
+def _note(calls: list[Call], module: Block, args: tuple[Any, Any, Call]) -> None:
+    calls[:] = [args[2]]
 
 
-def _keep(maps: list[Tensor], calls: list[Call]) -> Callable[..., None]:
-    def hook(module: Attention, args: Any, kwargs: Any, output: Any) -> None:
-        mask, _, total = scores(module, args, kwargs, output[1])
-        weights = softmax_map(total, mask, kwargs["divisor"]).masked_fill(~mask.allowed, torch.nan)
-        (call,) = calls
-        if call.running is not None:
-            weights = weights.masked_fill(~call.running[:, None, :, None], torch.nan)
-        maps.append(weights[0])
-
-    return hook
+def _keep(
+    maps: list[Tensor], calls: list[Call], module: Attention, args: Any, kwargs: Any, output: Any
+) -> None:
+    mask, _, total = scores(module, args, kwargs, output[1])
+    weights = softmax_map(total, mask, kwargs["divisor"]).masked_fill(~mask.allowed, torch.nan)
+    (call,) = calls
+    if call.running is not None:
+        weights = weights.masked_fill(~call.running[:, None, :, None], torch.nan)
+    maps.append(weights[0])
 
 
 TOLERANCE = 1e-2  # of the residual's norm, relative to the eigenvalue
@@ -487,11 +481,7 @@ def preconditioned_sharpness(
         def product(v: Vector) -> Vector:
             scaled = [s * part for s, part in zip(scales, v, strict=True)]
             curved = torch.autograd.grad(
-                gradients,
-                parameters,
-                grad_outputs=scaled,
-                retain_graph=True,
-                materialize_grads=True,
+                gradients, parameters, scaled, retain_graph=True, materialize_grads=True
             )
             return [s * part for s, part in zip(scales, curved, strict=True)]
 

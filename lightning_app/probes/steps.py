@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -415,7 +415,7 @@ class _Taps:
 
     def __enter__(self) -> None:
         for name, stack in self._stacks.items():
-            self._handles.append(stack.register_forward_hook(self._output(name)))
+            self._handles.append(stack.register_forward_hook(partial(self._output, name)))
             layers: dict[Block, list[int]] = {}
             for layer, block in stack.layers:
                 layers.setdefault(block, []).append(layer)
@@ -442,7 +442,7 @@ class _Taps:
                 projections = [getattr(attention, each) for each in maps]
                 fused.update(part for each in projections for part in each.modules())
                 of = name if maps == ("query",) else read
-                recorded = self._recorded(attention, method, projections, of, tokens)
+                recorded = partial(self._recorded, attention, method, projections, of, tokens)
                 # An instance attribute, which takes precedence over the method.
                 object.__setattr__(attention, method, recorded)
         maps = [m for m in block.modules() if isinstance(m, nn.Linear | AnchoredProjection)]
@@ -451,7 +451,7 @@ class _Taps:
         }
         for linear in maps:
             if linear not in fused | inside:
-                self._handles.append(linear.register_forward_hook(self._input(tokens)))
+                self._handles.append(linear.register_forward_hook(partial(self._input, tokens)))
 
     def _entry(self, block: nn.Module, args: tuple[Any, Any, Call]) -> None:
         assert isinstance(block, Block)
@@ -474,18 +474,12 @@ class _Taps:
         real = self._real[stack]
         return x.detach()[real] if x.shape[:2] == real.shape else x.detach().flatten(0, 1)
 
-    def _output(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            self._layer = None
-            self.outputs[name] = self._counted(name, output)
+    def _output(self, name: str, module: nn.Module, args: Any, output: Tensor) -> None:
+        self._layer = None
+        self.outputs[name] = self._counted(name, output)
 
-        return hook
-
-    def _input(self, tokens: tuple[str, Block, list[int]]) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
-            self._record(tokens, module, tokens[0], args[0])
-
-        return hook
+    def _input(self, tokens: Any, module: nn.Module, args: Any, output: Tensor) -> None:
+        self._record(tokens, module, tokens[0], args[0])
 
     def _recorded(
         self,
@@ -494,14 +488,13 @@ class _Taps:
         projections: Sequence[nn.Module],
         of: str,
         tokens: tuple[str, Block, list[int]],
-    ) -> Callable[..., Any]:
-        def call(x: Tensor, *rest: Any) -> Any:
-            for each in projections:
-                if isinstance(each, nn.Linear | AnchoredProjection):
-                    self._record(tokens, each, of, x)
-            return getattr(type(attention), method)(attention, x, *rest)
-
-        return call
+        x: Tensor,
+        *rest: Any,
+    ) -> Any:
+        for each in projections:
+            if isinstance(each, nn.Linear | AnchoredProjection):
+                self._record(tokens, each, of, x)
+        return getattr(type(attention), method)(attention, x, *rest)
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ place if every run has it; otherwise, and for an axis that changes only the eval
 
 import itertools
 import math
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ from lightning_app.report.statistics import (
     within,
 )
 from lightning_app.report.tasks import failed, over_seeds
-from lightning_app.scores.task_facts import TASKS, QualityMetric, task_facts
+from lightning_app.scores.task_facts import TASKS, task_facts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,11 +150,6 @@ def why_apart(grid: GridResults) -> str:
         for measure in grid.measures
     )
     return "; ".join(filter(None, reasons))
-
-
-def judged_by(grid: GridResults) -> dict[str, QualityMetric]:
-    """The measure of each group of runs."""
-    return {cell.group: grid.measure(cell) for cell in grid.finished}
 
 
 def slices(grid: GridResults, arms: Sequence[MetricMean]) -> dict[str, dict[str, list[MetricMean]]]:
@@ -503,8 +498,8 @@ def _compared(
         measure = common
         matters = row.matters if measure.metric == row.metric else 0.0
         row = replace(row, metric=measure.metric, mode=measure.mode, matters=matters)
-    both = sorted(own.keys() & other.keys())
-    seeds = [s for s in both if _known(own[s], measure) and _known(other[s], measure)]
+    both, name = sorted(own.keys() & other.keys()), measure.metric
+    seeds = [s for s in both if None not in (own[s].metrics.get(name), other[s].metrics.get(name))]
     lacking = len(both) - len(seeds)
     note = f"{lacking} of {len(both)} pairs lack a finite {measure.metric}" if lacking else ""
     missing = unfinished("seeds", len(planned), len(both))
@@ -512,7 +507,7 @@ def _compared(
     if not seeds:
         none = "no seed has finished with both values"
         return replace(row, note=join_notes(note, missing) or none)
-    values = [_metric(own[s], measure) - _metric(other[s], measure) for s in seeds]
+    values = [as_number(own[s].metrics[name]) - as_number(other[s].metrics[name]) for s in seeds]
     stopped = [failed(own[s]) for s in both], [failed(other[s]) for s in both]
     low, high, _ = seeds_interval(values, *stopped)
     mixed, reason = not all(map(ended_alike, stopped)), ""
@@ -538,14 +533,6 @@ def _compared(
 def _not_comparable(row: MetricDifference, why: str) -> MetricDifference:
     note = f"{UNLIKE}, because {why}"
     return replace(row, note=note, comparable=False, why_unlike=why)
-
-
-def _known(cell: CellResult, measure: QualityMetric) -> bool:
-    return cell.metrics.get(measure.metric) is not None
-
-
-def _metric(cell: CellResult, measure: QualityMetric) -> float:
-    return float(cell.metrics[measure.metric] or 0.0)
 
 
 def _measured(cell: CellResult) -> tuple[Any, dict[str, float | None]]:
@@ -579,8 +566,9 @@ def _budget(own: Collection[CellResult], other: Collection[CellResult]) -> dict[
         read, what = _bytes, "bytes"
     first, second = (mean([read(cell) for cell in cells]) for cells in (own, other))
     tokens, budget = (first / second if second else math.nan), ""
-    if read is _tokens and unlike(every, _SPEED):
-        budget = f"has read {_times(tokens)} the {what}, which are those of another tokenizer"
+    if read is _tokens and (why := unlike(every, _SPEED)):
+        of = "tokenizer" if "tokenizer" in why or "vocab" in why else "text"
+        budget = f"has read {_times(tokens)} the {what}, which are those of another {of}"
     elif tokens >= MORE or 0 < tokens <= 1 / MORE:
         budget = f"has {'predicted' if facts.masks else 'read'} {_times(tokens)} the {what}"
     return {"tokens_ratio": tokens, "budget": budget}
@@ -607,7 +595,7 @@ def compare_axis(
     metric: str | None = None,
     mode: str | None = None,
 ) -> "pd.DataFrame":
-    """Return the table of `comparisons` of one axis, with the difference of each seed.
+    """Return the table of `comparisons` of one axis; column `seed N` has that seed's difference.
 
     Args:
         grid: The results of a grid.
@@ -636,28 +624,21 @@ def compare_axis(
     best = grid.mode if mode is None and metric in (None, grid.metric) else mode
     choice = read(MetricChoice, {"name": metric or grid.metric, "mode": best}, at="metric")
     name, best = check_metric(choice, grid.config, grid.axes)
-    _check_reported(grid, name)
-    if metric is None and mode is not None and grid.scored:
-        raise UserError(f"mode: needs a metric; {grid.name} is judged by the scores of its task")
-    asked_for = replace(grid, metric=name, mode=best, asked=metric is not None)
-    return _with_seeds(comparisons(asked_for, compare))
-
-
-def _check_reported(grid: GridResults, metric: str) -> None:
-    """Refuse a metric that no finished run reports: every comparison would be empty."""
     reported = dict.fromkeys(name for cell in grid.finished for name in cell.metrics)
-    if reported and metric not in reported:
+    if reported and name not in reported:  # every comparison would be empty
         names = ", ".join(sorted(reported))
         raise UserError(
-            f"metric: no run of {grid.name} reports '{metric}' ({names}){nearest(metric, reported)}"
+            f"metric: no run of {grid.name} reports '{name}' ({names}){nearest(name, reported)}"
         )
-
-
-def _with_seeds(rows: Iterable[MetricDifference]) -> "pd.DataFrame":
-    """The table of comparisons; a column `seed N` has the difference of that seed."""
+    if metric is None and mode is not None and grid.scored:
+        raise UserError(f"mode: needs a metric; {grid.name} is judged by the scores of its task")
+    matters = grid.metric_matters if name == grid.metric else 0.0  # in the unit of the metric
+    asked_for = replace(
+        grid, metric=name, mode=best, asked=metric is not None, metric_matters=matters
+    )
     import pandas as pd
 
-    rows = list(rows)
+    rows = comparisons(asked_for, compare)
     frame = pd.DataFrame([comparison_document(row) for row in rows])
     for seed in sorted({seed for row in rows for seed, _ in row.values}):
         frame[f"seed {seed}"] = [dict(row.values).get(seed, float("nan")) for row in rows]

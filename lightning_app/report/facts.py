@@ -44,11 +44,6 @@ def interval(low: float, high: float) -> str:
     return f"[{nats(low)}, {nats(high)}]"
 
 
-def rate(value: float) -> str:
-    """A learning rate as short as possible, different for different rates; a dash for NaN."""
-    return DASH if math.isnan(value) else label(value)
-
-
 def p_value(value: float) -> str:
     """Three digits, more where these would not show the side of 0.05; a dash for NaN."""
     if math.isnan(value):
@@ -57,16 +52,6 @@ def p_value(value: float) -> str:
         return "< 0.001"
     digits = next((n for n in (3, 4, 5) if float(f"{value:.{n}f}") != 0.05), 3)
     return f"{value:.{digits}f}"
-
-
-def share_of(failed: int, count: int) -> str:
-    """`2 / 5`."""
-    return f"{failed} / {count}"
-
-
-def share_interval(low: float, high: float) -> str:
-    """`[low, high]` of a proportion."""
-    return f"[{low:.2f}, {high:.2f}]"
 
 
 def state_counts(grid: GridResults) -> str:
@@ -136,6 +121,8 @@ def _metric(grid: GridResults) -> str:
 
 
 def _warmups(grid: GridResults) -> str:
+    if not grid.warmups:
+        return ""
     listed = ", ".join(f"{warmup:,}" for warmup in grid.warmups) + " updates"
     if grid.reference_warmup is None:
         return f"{listed}; no reference named"
@@ -177,7 +164,7 @@ def _task(grid: GridResults) -> str:
     amount = _tried(grid, "model.objective.label_smoothing")
     trained = f", trained with label smoothing {amount}" if smooth else ""
     others = "".join(f"; {each}" for each in _other_settings(grid, "model.objective"))
-    return f"{kind}{trained}; {grid.monitored.loss} is in unsmoothed nats per target token{others}"
+    return f"{kind}{trained}; {grid.monitored.loss} is in unsmoothed {grid.unit}{others}"
 
 
 def _model(grid: GridResults) -> str:
@@ -300,11 +287,10 @@ def schedules(grid: GridResults) -> list[tuple[str, str]]:
 
     The coupling of a constant rate and of BERT's schedule is empty: no warm-up moves their decay.
     """
-    kinds, couplings = (grid.tried(f"model.schedule.{key}") for key in ("kind", "coupling"))
-    pairs = [
-        (kind, "" if kind in ("constant", "bert") else one) for kind in kinds for one in couplings
-    ]
-    return list(dict.fromkeys(pairs))
+    names = ("model.schedule.kind", "model.schedule.coupling")
+    pairs = dict.fromkeys(tuple(map(cell.setting, names)) for cell in grid.cells)
+    free = ("constant", "bert")
+    return [*dict.fromkeys((kind, "" if kind in free else one) for kind, one in pairs if kind)]
 
 
 def _tried(grid: GridResults, key: str) -> str:
@@ -329,10 +315,6 @@ def _versions(grid: GridResults) -> str:
         shown = [f"{name} {versions[name]}" for name in ("torch", "lightning") if name in versions]
         texts[", ".join(shown)] = None
     return " | ".join(text for text in texts if text)
-
-
-def budget_of(grid: GridResults) -> str:
-    return f"{range_of(grid, 'steps')} steps"
 
 
 def in_short(grid: GridResults) -> str:
@@ -365,7 +347,7 @@ def preset_words(grid: GridResults) -> list[str]:
     file = files("lightning_app.catalogue").joinpath("presets.json")
     words: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
     for cell in grid.finished:
-        name, block = cell.setting(PRESET), cell.run.sound(BLOCK)
+        name, block = cell.setting(PRESET), cell.run.file(BLOCK)
         if isinstance(name, str) and name not in words and block is not None:
             layer = next(iter(read_mapping(block).values()))["blocks"][0]["around_self"]
             parts = [f"{key} {label(value)}" for key, value in leaves(layer)]

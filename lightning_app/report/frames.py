@@ -70,18 +70,9 @@ def validations_frame(grid: GridResults) -> "pd.DataFrame":
 _IDENTITY = ("id", "name", "status", "group", "variant", "baseline", "warmup", "lr", "seed")
 _BUDGET = ("steps", "tokens", "seconds", "parameters", "device", "devices", "precision")
 _BUDGET += ("peak_memory_bytes", "attempt")
-_WHOLE = (
-    "warmup",
-    "reference_warmup",
-    "seed",
-    "diverged_step",
-    "step",
-    "steps",
-    "tokens",
-    "parameters",
-    "devices",
-)
-_WHOLE += ("peak_memory_bytes", "attempt", "data_train", "data_valid", "data_test")
+_WHOLE = ("warmup", "reference_warmup", "seed", "diverged_step", "step", "steps", "tokens")
+_WHOLE += ("parameters", "devices", "peak_memory_bytes", "attempt")
+_WHOLE += ("data_train", "data_valid", "data_test")
 
 
 def _identity(cell: CellResult) -> dict[str, Any]:

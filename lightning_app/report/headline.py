@@ -14,7 +14,6 @@ from lightning_app.report.comparisons import (
     WORSE,
     comparisons,
 )
-from lightning_app.report.facts import rate
 from lightning_app.report.pairs import IS_BASELINE, NEVER, Score
 from lightning_app.report.results import GridResults
 from lightning_app.report.tasks import failure_tests
@@ -132,7 +131,7 @@ def _where(found: Sequence[Verdict]) -> str:
             return f"At the best of {_number(number)} rates, "
         return "At the best rates tried, "
     rates = {verdict.lr for verdict in arms}
-    return f"At rate {rate(rates.pop())}, " if len(rates) == 1 else "At the rate of each, "
+    return f"At rate {label(rates.pop())}, " if len(rates) == 1 else "At the rate of each, "
 
 
 def _number(count: int) -> str:

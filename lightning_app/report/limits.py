@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightning_app.config.tree import label
 from lightning_app.report.comparisons import compared_axes, comparisons, followers
-from lightning_app.report.facts import budget_of, range_of, records_of, say, schedules
+from lightning_app.report.facts import range_of, records_of, say, schedules
 from lightning_app.report.pairs import arms
 from lightning_app.report.results import (
     OTHER_DATA,
@@ -29,8 +29,10 @@ SHOWN = 5  # limits that the page shows unfolded
 
 def limits(grid: GridResults) -> list[str]:
     """The limits of a grid, one message each, the `urgent` ones first."""
+    if not grid.finished:
+        return urgent(grid)
     items = [*urgent(grid), *_of_scores(grid), *_of_protocol(grid), *_without_spread(grid)]
-    items.append(say("limits.budget", budget=budget_of(grid)))
+    items.append(say("limits.budget", budget=f"{range_of(grid, 'steps')} steps"))
     items += filter(None, [unsealed(records_of(grid))])
     rates = sorted({cell.lr for cell in grid.finished if cell.lr is not None})
     if len(rates) == 1:

@@ -56,9 +56,6 @@ PACKED = "runs.tar.xz"
 FILES = (RESULT, PRUNED, CONFIG, IDENTITY, BLOCK, ENVIRONMENT, METRICS)
 """The files of a run that are packed, once it has finished or was pruned."""
 
-_LARGEST = 2**28
-"""The bytes of all files together, at most. The largest study of this repository has 18 MB."""
-
 _OVER = ("ok", "diverged", "pruned", "other_data")
 _ENDS = (RESULT, PRUNED)
 
@@ -127,13 +124,10 @@ def packed_name(path: Path) -> str:
 def _opened(path: Path) -> Iterator[tarfile.TarFile]:
     """An archive. Raises `UserError` while it is read if it is damaged, or of another kind."""
     try:
-        with lzma.open(path) as file:
-            data = file.read(_LARGEST + 1)
-        if len(data) > _LARGEST:
-            raise UserError(f"{path}: holds more than {_LARGEST / 2**20:.0f} MiB of text")
+        data = lzma.decompress(path.read_bytes())
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             yield archive
-    except (tarfile.TarError, lzma.LZMAError, EOFError, PermissionError) as error:
+    except (tarfile.TarError, lzma.LZMAError, PermissionError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
 
 
@@ -211,7 +205,7 @@ def _texts(cell: CellResult) -> dict[str, str]:
 
 
 def _text(cell: CellResult, name: str) -> str | None:
-    path = cell.run.sound(name)
+    path = cell.run.file(name)
     if path is None:
         return None
     if path.is_symlink():

@@ -18,7 +18,7 @@ from lightning_app.report.figures.sheet import FigureFiles, drawn_slices, slices
 from lightning_app.report.frames import results_frame
 from lightning_app.report.headline import answer
 from lightning_app.report.limits import SHOWN, limits
-from lightning_app.report.pairs import LEARNED, Score
+from lightning_app.report.pairs import Score
 from lightning_app.report.results import GridResults
 from lightning_app.report.table import ReportTable
 from lightning_app.report.tables import (
@@ -114,7 +114,7 @@ def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -
         drawings: The figures that were written.
         made_from: The digest of all inputs.
     """
-    grid, rates = report.grid, report.grid.rates
+    grid = report.grid
     warmup = grid.asks_warmup
     claim = answer(grid, report.scores)
     if not claim:  # the first sentence of the question, or the name
@@ -138,7 +138,7 @@ def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -
         question=[
             " ".join(text.split()) for text in re.split(r"\n\s*\n", grid.question) if text.strip()
         ],
-        sections=_sections(grid, warmup=warmup),
+        sections=_sections(grid),
         tables=_tables(report, warmup=warmup),
         first=first,
         drawn={
@@ -148,12 +148,10 @@ def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -
             for question in ("need", "cost", "inside")
         },
         left_out=_left_out(grid),
-        only_rate=f", {label(rates[0])}" if rates else "",
-        probed=any(cell.run.sound(PROBES) for cell in grid.finished),
+        probed=any(cell.run.file(PROBES) for cell in grid.finished),
         facts=facts(grid),
         waiting=len(grid.without_parent),
         pruned=any(cell.state == "pruned" for cell in grid.cells),
-        learned=f"{LEARNED:g}",
         again=_again(grid, report.out),
         files=[path.name for path in report.out.iterdir()],
         version=__version__,
@@ -179,7 +177,7 @@ def _templates() -> "Environment":
     )
 
 
-def _sections(grid: GridResults, *, warmup: bool) -> list[str]:
+def _sections(grid: GridResults) -> list[str]:
     if not grid.finished:
         return ["need", "run"]
     if grid.pruner is not None:
@@ -205,12 +203,8 @@ def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
             by_part["need"] = [over_rates_table(grid, scores), factor_table(grid, report.effects)]
             if not grid.trials:
                 by_part["by_rate"] = [delta_table(grid, scores), loss_by_warmup(grid, scores)]
-        first = next(
-            (part for part in ("answer", "score") if any(t.bodies for t in by_part[part])), ""
-        )
-        if first == "score":
-            by_part["answer"] = by_part["score"][:1]
-            by_part["score"] = by_part["score"][1:]
+        if not any(table.bodies for table in by_part["answer"]):
+            by_part["answer"], by_part["score"] = by_part["score"][:1], by_part["score"][1:]
     return {part: [table for table in tables if table.bodies] for part, tables in by_part.items()}
 
 

@@ -4,7 +4,7 @@ The symbols are those of `lightning_app.report.warmup`."""
 
 import itertools
 import math
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from lightning_app.report.statistics import (
     ended_alike,
     failures_p,
     mean,
-    seeds_interval,
     t_interval,
     wilson_interval,
 )
@@ -192,15 +191,12 @@ class Paired:
             return ""
         return f"not yet learned {' and '.join(counted)}, counted as the unigram entropy"
 
-    def learned_with_another_warmup(self, rates: Container[float]) -> bool:
-        """Whether the finished runs of any warm-up learned, in the mean over seeds at one rate.
-
-        Of the arms of this variant, those outside of the compared points count as well.
-        """
-        margins: dict[tuple[int, float], list[float]] = {}
+    def learned_with_another_warmup(self, rate: float) -> bool:
+        """Whether the finished runs at a rate learned with any warm-up, in the mean over seeds."""
+        margins: dict[int, list[float]] = {}
         for (warmup, lr, _), cell in self._cells.items():
-            if lr in rates:
-                margins.setdefault((warmup, lr), []).append(cell.entropy - cell.loss)
+            if lr == rate:
+                margins.setdefault(warmup, []).append(cell.entropy - cell.loss)
         return any(mean(each) >= LEARNED for each in margins.values())
 
     def failed(self, point: tuple[int, float]) -> list[bool]:
@@ -243,13 +239,6 @@ def arms(grid: GridResults) -> list[Arm]:
     ]
 
 
-def mean_loss(cells: Sequence[CellResult]) -> tuple[float, float, float]:
-    """The mean loss of the finished runs of one point, and its t interval over seeds."""
-    losses = [cell.loss for cell in cells]
-    low, high, _ = seeds_interval(losses, [cell.failed for cell in cells])
-    return mean(losses), low, high
-
-
 def unfinished(what: str, planned: int, finished: int) -> str:
     """A note on the planned runs or seeds that have not finished."""
     missing = planned - finished
@@ -263,22 +252,12 @@ def why_nothing(pairs: Paired) -> str:
 
 def why_never_learned(pairs: Paired, point: tuple[int, float]) -> str:
     """Why no score is defined, if the variant did not learn at this point; else empty."""
-    if pairs.seeds and pairs.entropy - pairs.mean(point) >= LEARNED:
+    if pairs.entropy - pairs.mean(point) >= LEARNED:
         return ""
-    return why_not_learned(pairs, [point], {point[1]})
-
-
-def why_not_learned(
-    pairs: Paired, points: Collection[tuple[int, float]], rates: Container[float]
-) -> str:
-    """Why a variant whose mean losses show no learning at these points has no score.
-
-    `rates` are those at which it may have learned with another warm-up.
-    """
-    outcomes = {pairs.runs[point, seed].outcome for point in points for seed in pairs.seeds}
+    outcomes = {pairs.runs[point, seed].outcome for seed in pairs.seeds}
     if not outcomes.isdisjoint({"not_yet_learned", "trained"}):
         return NOT_YET
-    return ELSEWHERE if pairs.learned_with_another_warmup(rates) else NEVER
+    return ELSEWHERE if pairs.learned_with_another_warmup(point[1]) else NEVER
 
 
 def score_identity(arm: Arm, lr: float, score: str) -> dict[str, Any]:
@@ -295,11 +274,7 @@ def undefined(arm: Arm, lr: float, score: str, reason: str, pairs: Paired | None
 def stalls(arm: Arm, lr: float, warmup: int) -> Score:
     """`stalls w=...`: failed runs / all finished runs at one warm-up; Wilson's interval."""
     name = f"stalls w={warmup}"
-    runs = [
-        arm.cells[key]
-        for key in sorted(arm.planned)
-        if key in arm.cells and key[:2] == (warmup, lr)
-    ]
+    runs = [arm.cells[key] for key in sorted(arm.cells) if key[:2] == (warmup, lr)]
     planned = sum(key[:2] == (warmup, lr) for key in arm.planned)
     if not planned:
         return undefined(arm, lr, name, "not in the grid")
@@ -474,12 +449,14 @@ def stall_difference(arm: Arm, reference: int | None) -> Score:
         return undefined(arm, lr, "stall_difference", reason)
     runs = [cell for of in sides for cells in of.values() for cell in cells]
     bare, ref = ([sum(cell.failed for cell in cells) for cells in of.values()] for of in sides)
-    each = len(next(iter(sides[0].values())))
-    shares = [sum(of) / len(of) / each for of in (bare, ref)]
+    each = max(len(cells) for of in sides for cells in of.values())
+    shares = [
+        sum(of) / sum(map(len, side.values())) for of, side in zip((bare, ref), sides, strict=True)
+    ]
     planned, seeds = len(arm.seeds), min(len(bare), len(ref))
     p = failures_p(bare, ref, each, planned) if sum(bare) + sum(ref) else math.nan
     least = 2 / math.comb(len(bare) + len(ref), len(bare))
-    few = f"{seeds} seeds are too few for a label" if min(p, least) > 1 - LEVEL else ""
+    few = f"{seeds} seeds are too few for a label" if not min(p, least) <= 1 - LEVEL else ""
     rates = dict.fromkeys(cell.lr or 0.0 for cell in runs)
     notes = failures(runs), "" if arm.of_seed else _by_rate(arm, rates, reference), few
     return Score(

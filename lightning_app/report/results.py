@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_app.config.grid import GridFile, without_gone
-from lightning_app.config.identity import (
-    completed,
-    is_irrelevant,
-    leaves,
-)
+from lightning_app.config.identity import completed, is_irrelevant, leaves
 from lightning_app.config.rulers import BUDGET, differences, in_raw_text, names_of, ruler, unit_of
 from lightning_app.config.search import ALPHA, LOOKED_AT
+from lightning_app.config.sources import merged
 from lightning_app.config.tree import (
     BLOCK,
     CORPUS,
@@ -326,6 +323,11 @@ class GridResults:
         """The finished cells whose task has published scores."""
         return tuple(cell for cell in self.finished if cell.scores)
 
+    @property
+    def unit(self) -> str:
+        """The unit of its losses."""
+        return "nats per row" if self.scored else "nats per token"
+
     def setting(self, key: str) -> Any:
         """The value of a dotted field that no axis varies, or None if it is not set."""
         return None if key in self.axes else lookup(self.config, key)
@@ -426,10 +428,6 @@ def damaged_files(grid: GridResults) -> list[str]:
     for cell in grid.cells:
         if cell.state == "damaged":
             lines[f"{cell.folder}/{cell.error}"] = None
-        elif cell.finished:
-            lines |= {
-                f"{cell.folder / name}: {what}": None for name, what in cell.run.damage.items()
-            }
     return list(lines)
 
 
@@ -611,18 +609,12 @@ def _config(
         path = locate_run(paths, cell.name, cell.id).config
         try:
             with named(path):
-                return _merge(read_yaml(path), base), damaged
+                return merged(read_yaml(path), base), damaged
         except FileNotFoundError:
             continue
         except Unsound as error:
             damaged.append(f"{path}: {error}")
     return dict(base), damaged
-
-
-def _merge(under: Any, over: Any) -> Any:
-    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
-        return over
-    return {**under, **{key: _merge(under.get(key), value) for key, value in over.items()}}
 
 
 def _cell(

@@ -49,8 +49,8 @@ def t_intervals(values: ArrayLike, level: float = LEVEL) -> tuple[Floats, Floats
     if count < 2:
         nothing = np.full_like(centre, math.nan)
         return nothing, nothing, nothing
-    error = np.where(_spread(found), found.std(axis=-1, ddof=1), math.nan)
-    error /= math.sqrt(count)
+    alike = np.ptp(found, axis=-1) <= 1e-12 * np.maximum(1.0, np.abs(found).max(axis=-1))
+    error = np.where(alike, math.nan, found.std(axis=-1, ddof=1)) / math.sqrt(count)
     half = t_quantile(count, level) * error
     p = 2 * special.stdtr(count - 1, -np.abs(centre) / error)
     return centre - half, centre + half, p
@@ -130,23 +130,17 @@ def no_less_than_failures(p: float, planned: int, *sides: Sides) -> float:
 
 
 def sign_flip_p(values: Sequence[float]) -> float:
-    """`sign_flip_ps` of one list."""
-    return float(sign_flip_ps(values))
-
-
-def sign_flip_ps(values: ArrayLike) -> Floats:
     """The exact two-sided p value of mean zero by sign flips (Fisher 1935), at least `2 / 2^n`.
 
     The share of the `2^n` choices of signs whose sum is at least as far from zero. It needs no form
     of the noise, only symmetry about zero. NaN for fewer than 6 values, and for more than 16.
     """
-    found = np.asarray(values, dtype=float)
-    count = found.shape[-1]
+    count = len(values)
     if count not in FLIPPED:
-        return np.full(found.shape[:-1], math.nan)
+        return math.nan
     signs = 1.0 - 2.0 * ((np.arange(2**count)[:, None] >> np.arange(count)) & 1)
-    sums = np.abs(found @ signs.T)
-    return np.asarray((sums >= sums[..., :1] * (1 - 1e-12)).mean(axis=-1))
+    sums = np.abs(np.asarray(values, dtype=float) @ signs.T)
+    return float((sums >= sums[0] * (1 - 1e-12)).mean())
 
 
 def wilson_interval(failed: int, count: int) -> tuple[float, float]:
@@ -220,11 +214,6 @@ class Estimate:
     def significant(self) -> bool:
         return self.p_holm < ALPHA
 
-    @property
-    def compared(self) -> bool:
-        """Whether enough seeds have values for a p value, if their runs ended alike."""
-        return len(self.values) >= LEAST_SEEDS
-
 
 _HIDDEN = ("values", "level", "family", "alpha")
 
@@ -254,7 +243,9 @@ def corrected(
         places.setdefault(family(row), []).append(place)
     places.pop(None, None)
     for members in places.values():
-        untested = sum(math.isnan(rows[n].p) and rows[n].compared for n in members)
+        untested = sum(
+            math.isnan(rows[n].p) and len(rows[n].values) >= LEAST_SEEDS for n in members
+        )
         ps = holm_values([rows[n].p for n in members], untested).tolist()
         tested = sorted((rows[n].p, n) for n in members if not math.isnan(rows[n].p))
         left = max(1, len(tested) + untested)
@@ -370,8 +361,3 @@ def ended_alike(failed: ArrayLike) -> NDArray[np.bool_]:
     """
     found = np.asarray(failed, dtype=bool)
     return np.asarray(found.all(axis=-1) | ~found.any(axis=-1))
-
-
-def _spread(values: Floats) -> NDArray[np.bool_]:
-    size = np.maximum(1.0, np.abs(values).max(axis=-1))
-    return np.asarray(np.ptp(values, axis=-1) > 1e-12 * size)

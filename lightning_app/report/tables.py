@@ -17,7 +17,6 @@ from lightning_app.report.comparisons import (
     MetricMean,
     by_metric,
     followers,
-    judged_by,
     slices,
     titled,
     why_apart,
@@ -31,15 +30,12 @@ from lightning_app.report.facts import (
     measured,
     nats,
     p_value,
-    rate,
     say,
-    share_interval,
-    share_of,
 )
 from lightning_app.report.headline import STALLS, by_slice, score_notes
-from lightning_app.report.pairs import Score, arms, mean_loss, stall_counts
+from lightning_app.report.pairs import Score, arms, stall_counts
 from lightning_app.report.results import OTHER_DATA, CellResult, GridResults, failures
-from lightning_app.report.statistics import LEVEL, mean
+from lightning_app.report.statistics import LEVEL, mean, seeds_interval
 from lightning_app.report.table import Columns, Datum, Heading, Link, Output, ReportTable, laid_out
 from lightning_app.report.tasks import (
     FailedRuns,
@@ -48,7 +44,6 @@ from lightning_app.report.tasks import (
     columns,
     no_averages,
     score_facts,
-    setting_words,
     split_of,
 )
 from lightning_app.report.tensorboard import run_url, tensorboard_path
@@ -106,16 +101,8 @@ def stalled_share(score: Score | None) -> Datum:
     """The number of stalled runs, with Wilson's interval."""
     if score is None or math.isnan(score.estimate):
         return Datum(DASH, title=score.note if score else "not in the grid")
-    ends = share_interval(score.low, score.high)
-    return Datum(share_of(score.diverged, score.cells), (ends,), bad=score.diverged > 0)
-
-
-def mean_of(cells: Sequence[CellResult]) -> Datum:
-    """The mean loss of runs, with the t interval if it is defined."""
-    if not cells:
-        return Datum(DASH)
-    centre, low, high = mean_loss(cells)
-    return Datum(nats(centre), () if math.isnan(low) else (interval(low, high),))
+    shown = _task_share(score.diverged, score.cells, score.low, score.high)
+    return replace(shown, bad=score.diverged > 0)
 
 
 def verdict_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
@@ -151,7 +138,7 @@ def verdict_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         return of
 
     def best(side: int) -> Callable[[Verdict], str]:
-        return lambda verdict: rate(verdict.score.best[side])
+        return lambda v: DASH if math.isnan(v.score.best[side]) else label(v.score.best[side])
 
     def steps(verdict: Verdict) -> Datum:
         return _number_of_steps(beside(verdict, "tuned_steps_saved", "steps_saved"))
@@ -163,8 +150,8 @@ def verdict_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
             Heading("verdict", words=True, between="; ", brief=True),
             lambda verdict: Datum(verdict.word, tuple(filter(None, (verdict.more,)))),
         ),
-        (Heading("saved by warm-up", "nats per token"), saved),
-        (Heading(f"minus that of {baseline}", "nats per token"), against),
+        (Heading("saved by warm-up", grid.unit), saved),
+        (Heading(f"minus that of {baseline}", grid.unit), against),
         *([(Heading("best rate without"), best(0)), (Heading("with"), best(1))] if several else []),
         (Heading("failed without"), failed(0)),
         (Heading("failed with"), failed(1)),
@@ -199,7 +186,7 @@ def delta_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     shown = _at_shared_rates(grid, [s for s in scores if s.score.startswith(wanted)])
     stalled = failures(grid.finished) or "stalled"
     columns: Columns[Own] = [
-        (Heading("Δ", "nats per token"), _score("delta")),
+        (Heading("Δ", grid.unit), _score("delta")),
         (Heading("interaction", "Δ − Δ of the baseline"), _score("interaction")),
         (Heading("p of Δ", "Holm"), lambda own: p_value(own["delta"].p_holm)),
         (Heading("steps saved", "by warm-up", outputs=PAGE), _steps),
@@ -255,7 +242,12 @@ def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     def loss(warmup: int) -> Callable[[Own], Datum]:
         def of(own: Own) -> Datum:
             score = own["delta"]
-            return mean_of(arms.get((score.variant, score.group, score.lr, warmup), []))
+            cells = arms.get((score.variant, score.group, score.lr, warmup))
+            if not cells:
+                return Datum(DASH)
+            losses = [cell.loss for cell in cells]
+            low, high, _ = seeds_interval(losses, [cell.failed for cell in cells])
+            return Datum(nats(mean(losses)), () if math.isnan(low) else (interval(low, high),))
 
         return of
 
@@ -286,8 +278,8 @@ def over_rates_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
 
     names = dict.fromkeys(score.score for score in shown if score.score.startswith(AGAINST))
     columns: Columns[Own] = [
-        (Heading("T", "nats per token"), _score("tuned")),
-        (Heading("M", "nats per token"), _score("mean_over_rates")),
+        (Heading("T", grid.unit), _score("tuned")),
+        (Heading("M", grid.unit), _score("mean_over_rates")),
         (Heading("shift of the best rate", "octaves"), _score("rate_shift")),
         (
             Heading("steps saved", "at the best rates"),
@@ -364,7 +356,7 @@ def cost_table(grid: GridResults) -> ReportTable:
 def metric_table(grid: GridResults) -> ReportTable:
     """Means by variant and warm-up of the values that the runs report, the best variant first."""
     first, *others = grid.measures
-    judged = judged_by(grid)
+    judged = {cell.group: grid.measure(cell) for cell in grid.finished}
 
     def words(measure: QualityMetric) -> str:
         return f"{measure.title}, {direction(measure.mode)}"
@@ -573,12 +565,6 @@ def task_tables(
 
 def test_table(tests: Sequence[FailureTest]) -> ReportTable:
     """Failed runs by variant at the two values of an axis, over all other axes."""
-    several = len({test.grid for test in tests}) > 1
-
-    def heading(test: FailureTest) -> str:
-        of = f"{test.grid}: " if several else ""
-        return f"{of}{test.axis}: {test.value}, baseline {test.baseline}"
-
     columns: Columns[FailureTest] = [
         (NAME, lambda test: test.variant),
         (Heading("failed"), lambda test: _task_share(test.failed, test.runs, test.low, test.high)),
@@ -595,7 +581,7 @@ def test_table(tests: Sequence[FailureTest]) -> ReportTable:
     return laid_out(
         "failure_tests",
         columns,
-        ((heading(test), test) for test in tests),
+        ((f"{test.axis}: {test.value}, baseline {test.baseline}", test) for test in tests),
         title="Failed runs over all tasks: no better than a constant answer [95% Wilson]",
         caption=say("captions.failure_tests", failed=say("captions.failed"), level=LEVEL),
     )
@@ -660,25 +646,20 @@ def score_table(grid: GridResults, scores: Sequence[TaskScore]) -> ReportTable:
     return laid_out(
         "task_scores",
         shown,
-        ((heading, rows) for (heading, _), rows in _task_rows(grid, scores).items()),
+        ((heading, rows) for (heading, _), rows in _task_rows(scores).items()),
         title="Tasks by variant, dev set, in percent",
         caption=say("captions.task_scores", level=LEVEL),
         notes=tuple(filter(None, (lacking, *_task_notes(scores)))),
     )
 
 
-def _task_rows(
-    grid: GridResults, scores: Sequence[TaskScore]
-) -> dict[tuple[str, str], list[TaskScore]]:
+def _task_rows(scores: Sequence[TaskScore]) -> dict[tuple[str, str], list[TaskScore]]:
     """The scores of each row, by its heading and its variant."""
-    of_kind: dict[tuple[str, str], list[TaskScore]] = {}
-    for score in scores:
-        of_kind.setdefault((score.grid, score.kind), []).append(score)
     by_heading: dict[tuple[str, str], list[TaskScore]] = {}
     for score in scores:
-        rows = of_kind[score.grid, score.kind]
+        rows = [row for row in scores if row.kind == score.kind]
         if score.kind == "mean":
-            words = setting_words(rows)
+            words = "; ".join(dict.fromkeys(row.setting for row in rows if row.setting))
             heading = f"ours, mean over {_seeds(rows)} of one setting"
             heading += f" ({words})" if words else ""
         else:
@@ -733,4 +714,4 @@ def _task_mean(
 
 
 def _task_share(failed: int, runs: int, low: float, high: float) -> Datum:
-    return Datum(share_of(failed, runs), (share_interval(low, high),))
+    return Datum(f"{failed} / {runs}", (f"[{low:.2f}, {high:.2f}]",))

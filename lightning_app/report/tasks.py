@@ -32,7 +32,7 @@ from typing import Any, Literal, NamedTuple
 from lightning_app.config.rulers import EVALUATION
 from lightning_app.config.tree import CORPUS, SEED, WARMUP, key_of, lookup, value_name
 from lightning_app.report.pairs import Score
-from lightning_app.report.results import CellResult, GridResults, unlike
+from lightning_app.report.results import CellResult, GridResults, as_number, unlike
 from lightning_app.report.statistics import (
     FEW_SEEDS,
     bleu_difference,
@@ -41,6 +41,7 @@ from lightning_app.report.statistics import (
     holm_values,
     mean,
     seeds_interval,
+    seeds_p,
     wilson_interval,
 )
 from lightning_app.scores.task_facts import (
@@ -402,11 +403,14 @@ def _of(grid: GridResults, kind: Kind, cells: Sequence[CellResult]) -> list[Task
     by_setting: dict[Setting, list[CellResult]] = {}
     for cell in cells:
         by_setting.setdefault(_setting(grid, cell), []).append(cell)
-    chosen = _fixed(grid, cells)
+    chosen, among = _fixed(grid, cells), len(by_setting)
     if kind == "best_median":
-        chosen = _best(_of_one_ruler(by_setting, chosen))
+        alike = _of_one_ruler(by_setting, chosen)
+        most = max(map(len, alike.values()))
+        whole = {setting: runs for setting, runs in alike.items() if len(runs) == most}
+        chosen, among = _best(whole), len(whole)
     runs = by_setting.get(chosen, []) if chosen is not None else []
-    return [_score(grid, kind, runs, score, len(by_setting)) for score in cells[0].scores if runs]
+    return [_score(grid, kind, runs, score, among) for score in cells[0].scores if runs]
 
 
 def _setting(grid: GridResults, cell: CellResult) -> Setting:
@@ -456,15 +460,14 @@ def _of_one_ruler(
 
 
 def _best(by_setting: Mapping[Setting, Sequence[CellResult]]) -> Setting:
-    """The setting with the best median, of those with the most finished runs."""
-    most = max(map(len, by_setting.values()))
+    """The setting with the best median."""
 
     def rank(setting: Setting) -> float:
         cells = by_setting[setting]
         measure = cells[0].scores[0]
         score = median_score(cells, measure)
         worth = score if measure.mode == "max" else -score
-        return -math.inf if math.isnan(score) or len(cells) < most else worth
+        return -math.inf if math.isnan(score) else worth
 
     return max(by_setting, key=rank)
 
@@ -583,11 +586,6 @@ def columns(rows: Iterable[TaskScore]) -> list[tuple[str, str]]:
     return sorted(pairs, key=lambda each: order.index(each) if each in order else len(order))
 
 
-def setting_words(rows: Sequence[TaskScore]) -> str:
-    """The settings of some rows, each once."""
-    return "; ".join(dict.fromkeys(row.setting for row in rows if row.setting))
-
-
 BLEU = "test/bleu"
 TRIALS = 1_000  # of one test: the smallest p value is 1 / 1,001
 MOST_TESTS = 24  # of one report: each reads two test sets and takes a second or two
@@ -624,10 +622,11 @@ def bleu_scores(grid: GridResults) -> list[Score]:
 def _bleu_over_seeds(
     pairs: Sequence[tuple[CellResult, CellResult]], tested: Sequence[float | None]
 ) -> dict[str, Any]:
-    changes = [_bleu(with_it) - _bleu(without) for with_it, without in pairs]
+    changes = [as_number(one.metrics[BLEU]) - as_number(two.metrics[BLEU]) for one, two in pairs]
     failed = [[cell.failed for cell in arm] for arm in zip(*pairs, strict=True)]
     mixed = not all(ended_alike(arm) for arm in failed)
-    low, high, p = seeds_interval(changes, *failed)
+    low, high, _ = seeds_interval(changes, *failed)
+    p = math.nan if mixed else seeds_p(changes)
     notes = ["stalls are mixed, so no interval over seeds"] if mixed else []
     shown = [
         f"{cells[0].seed}: {value:.3f}"
@@ -651,12 +650,6 @@ def _bleu_over_seeds(
     }
 
 
-def _bleu(cell: CellResult) -> float:
-    value = cell.metrics[BLEU]
-    assert value is not None
-    return value
-
-
 _TOKENIZERS = ("none", "13a", "zh", "char")
 """Those of `tasks.translation.bleu` that need no MeCab, whose signature is no name of one."""
 
@@ -667,7 +660,7 @@ def _over_sentences(first: CellResult, second: CellResult) -> float | None:
     if signatures[0] != signatures[1] or signatures[0].get("tok") not in _TOKENIZERS:
         return None
     lines = [
-        [_lines(cell.run.sound(f"{name}.txt")) for name in ("hypotheses", "references")]
+        [_lines(cell.run.file(f"{name}.txt")) for name in ("hypotheses", "references")]
         for cell in (first, second)
     ]
     (ours, references), (theirs, others) = lines

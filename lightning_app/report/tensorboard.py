@@ -165,7 +165,7 @@ def run_text(cell: CellResult, question: str) -> str:
     if (cell.folder / DRAWING).is_file():
         path = f"runs/{cell.folder.name}/{DRAWING}"
         parts.append(f"Drawing of the block: [{path}]({quote(path)})")
-    block = cell.run.sound("block.json")
+    block = cell.run.file("block.json")
     if block is not None:
         parts.append("## Resolved block")
         parts += [part for side, spec in read_mapping(block).items() for part in _stack(side, spec)]

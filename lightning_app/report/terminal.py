@@ -31,8 +31,8 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
         write.line("No cell has finished yet, so there are no scores.")
         return
     if grid.pruner is not None:
-        pruned = sum(cell.state == "pruned" for cell in grid.cells)
-        write.line(f"The pruner ended {pruned} cells early, so there are no scores.")
+        ended = sum(cell.state in ("pruned", "damaged") for cell in grid.cells)
+        write.line(f"{ended} cells are damaged or ended early by the pruner: there are no scores.")
     if said := answer(grid, scores):
         write.line(said, "bold")
     write.line(state_counts(grid))

@@ -191,13 +191,15 @@ class TunedArm:
 
     @property
     def note(self) -> str:
-        """A range that ends at the best rate of most seeds."""
+        """Seeds with fewer rates, and a range that ends at the best rate of most seeds."""
         cut = []
         for words, warmup in (("without", 0), ("with", self.reference)):
             low, high, _ = self.ends(warmup)
             for count, which in ((low, "smallest"), (high, "largest")):
                 if 2 * count > len(self.every.seeds):
                     cut.append(f"the {which} rate is the best one in most seeds {words} warm-up")
+        if fewer := len(self.arm.seeds) - len(self.planned):
+            cut.append(f"{fewer} of {len(self.arm.seeds)} seeds have fewer rates and do not count")
         return join_notes(*cut)
 
     def row(
@@ -329,7 +331,7 @@ def _mean_over_rates(own: TunedArm, span: Span) -> Score:
             # Where learning ends at a cliff, 5 seeds cover 65 % (`benchmarks/coverage.py`).
             note = join_notes(note, "some of its runs failed: the interval may be too narrow")
         return own.row("mean_over_rates", {s: mean(of) for s, of in gaps.items()}, note=note)
-    shared = {*own.arm.rates_at(0)} & {*own.arm.rates_at(ref)}
+    shared = set.intersection(*({*own.rates(w, s)} for w in own.counts for s in seeds))
     rates = [lr for lr in sorted(shared) if span[0] <= lr <= span[1]]
     if len(rates) < 2:
         reason = "fewer than two rates that both warm-ups and all arms have"
@@ -565,15 +567,10 @@ def delta(arm: Arm, lr: float, grid: GridResults) -> Score:
     return Score(
         **score_identity(arm, lr, "delta"),
         estimate=mean(differences),
-        bound=bound_of(at_most=any(with_it), at_least=_capped(pairs, lr)),
+        bound=bound_of(at_most=any(with_it), at_least=all(bare)),
         **pairs.counts,
         **_over_seeds(pairs, differences, pairs.mixed, (bare, with_it)),
     )
-
-
-def _capped(pairs: Paired, lr: float) -> bool:
-    """Whether Delta is a lower bound, because no run without warm-up trained."""
-    return all(pairs.failed((0, lr)))
 
 
 def interaction(arm: Arm, baseline: Arm | None, lr: float, grid: GridResults) -> Score:
@@ -616,8 +613,8 @@ def interaction(arm: Arm, baseline: Arm | None, lr: float, grid: GridResults) ->
         **score_identity(arm, lr, "interaction"),
         estimate=mean(differences),
         bound=bound_of(
-            at_most=_capped(other, lr) or any(own.failed((ref, lr))),
-            at_least=_capped(own, lr) or any(other.failed((ref, lr))),
+            at_most=all(other.failed((0, lr))) or any(own.failed((ref, lr))),
+            at_least=all(own.failed((0, lr))) or any(other.failed((ref, lr))),
         ),
         seeds=len(seeds),
         **counts,
@@ -656,6 +653,7 @@ def _over_seeds(
     low, high, _ = (math.nan,) * 3 if mixed else t_interval(values)
     few = len(values) == LEAST_SEEDS - 1 and not mixed
     pairs_of_seeds = tuple(zip(seeds, values, strict=True))
+    why = "one seed" if len(values) == 1 else "no spread between seeds"
     return {
         "low": low,
         "high": high,
@@ -665,19 +663,9 @@ def _over_seeds(
         "p_sign": math.nan if mixed else sign_flip_p(values),
         "note": join_notes(
             pairs.missing,
-            mixed or _no_interval(values, low),
+            mixed or f"{why}, no interval" * math.isnan(low),
             f"{len(values)} seeds are too few for a p value" * few,
         ),
         "each": pairs_of_seeds if mixed or len(seeds) < FEW_SEEDS else (),
         "values": pairs_of_seeds,
     }
-
-
-def _no_interval(values: Sequence[float], low: float) -> str:
-    """The reason why an interval is missing; empty for a defined interval."""
-    if not math.isnan(low):
-        return ""
-    if len(values) == 1:
-        return "one seed, no interval"
-    spread = not math.isnan(t_interval(values)[0])
-    return "unbounded interval" if spread else "no spread between seeds, no interval"

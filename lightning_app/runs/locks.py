@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -90,14 +89,6 @@ def bind_to_supervisor() -> None:
 _SAY_AFTER = 3.0  # seconds after which a message explains why a command waits
 
 
-@dataclass(frozen=True)
-class Holder:
-    """A process that holds the lock of a grid's or a run's folder."""
-
-    host: str
-    pid: int
-
-
 @contextmanager
 def supervisor_lock(folder: GridFolder, several: bool = False) -> Iterator[bool]:
     """Lock a grid's folder, created if missing; yield whether no other supervisor has locked it.
@@ -112,13 +103,11 @@ def supervisor_lock(folder: GridFolder, several: bool = False) -> Iterator[bool]
     try:
         alone = _flock(file, fcntl.LOCK_EX)
         if alone:
-            mine = Holder(socket.gethostname(), os.getpid())
-            write_whole(folder.holder, json.dumps(asdict(mine)))
+            mine = {"host": socket.gethostname(), "pid": os.getpid()}
+            write_whole(folder.holder, json.dumps(mine))
         if (several and not _flock(file, fcntl.LOCK_SH)) or not (several or alone):
-            holder = holder_of(folder.holder)
-            raise UserError(
-                f"{folder}: process {holder.pid} on {holder.host} is already running this grid"
-            )
+            host, pid = holder_of(folder.holder)
+            raise UserError(f"{folder}: process {pid} on {host} is already running this grid")
         yield alone
     finally:
         os.close(file)
@@ -167,15 +156,15 @@ def run_lock(folder: RunFolder, patience: float = 0.0) -> Iterator[None]:
         try:
             held.acquire(timeout=patience)
         except Timeout:
-            other, until = holder_of(folder.holder), time.monotonic() + _SAY_AFTER
-            while not other.pid and time.monotonic() < until:  # it may be about to write its name
+            (host, pid), until = holder_of(folder.holder), time.monotonic() + _SAY_AFTER
+            while not pid and time.monotonic() < until:  # it may be about to write its name
                 time.sleep(0.1)
-                other = holder_of(folder.holder)
-            process = f"process {other.pid} on {other.host}" if other.pid else "another process"
+                host, pid = holder_of(folder.holder)
+            process = f"process {pid} on {host}" if pid else "another process"
             raise Held(f"{folder}: {process} is training this run") from None
     try:
-        mine = Holder(socket.gethostname(), os.getpid())
-        write_whole(folder.holder, json.dumps(asdict(mine)))
+        mine = {"host": socket.gethostname(), "pid": os.getpid()}
+        write_whole(folder.holder, json.dumps(mine))
         yield
         folder.holder.unlink(missing_ok=True)
     finally:
@@ -218,10 +207,10 @@ def _flock(file: int, kind: int) -> bool:
     return True
 
 
-def holder_of(record: Path) -> Holder:
-    """The process that a lock's record names; number 0 if it cannot be read."""
+def holder_of(record: Path) -> tuple[str, int]:
+    """The host and the number of the process that holds a lock; 0 if its record is unreadable."""
     try:
         found = json.loads(record.read_text(encoding="utf-8"))
-        return Holder(found["host"], found["pid"])
+        return found["host"], found["pid"]
     except (OSError, ValueError, TypeError, LookupError):
-        return Holder("unknown", 0)
+        return "unknown", 0

@@ -181,7 +181,13 @@ def find_parent(given: str) -> Parent:
         folder = RunFolder(path.parent.parent if inside else path.parent)
     else:
         raise UserError(f"{FIELD}: there is no run folder or checkpoint {path}")
-    _check_beside(folder)
+    for file in (folder.tokenizer, folder.config, folder.identity):
+        if not file.is_file():
+            raise UserError(
+                f"{FIELD}: {file} is missing: a checkpoint is used together with the "
+                f"{folder.tokenizer.name}, {folder.config.name} and {folder.identity.name} of its "
+                "finished run"
+            )
     with named(FIELD):
         identity = Run(folder).id or ""
     non_finite, steps = False, None
@@ -193,17 +199,6 @@ def find_parent(given: str) -> Parent:
                 "checkpoint files, or train it with checkpoints: last"
             )
     return Parent(checkpoint, folder.tokenizer, folder.config, identity, non_finite, steps)
-
-
-def _check_beside(folder: RunFolder) -> None:
-    """Refuse a parent that lacks files needed to use its checkpoint."""
-    for file in (folder.tokenizer, folder.config, folder.identity):
-        if not file.is_file():
-            raise UserError(
-                f"{FIELD}: {file} is missing: a checkpoint is used together with the "
-                f"{folder.tokenizer.name}, {folder.config.name} and {folder.identity.name} of its "
-                "finished run"
-            )
 
 
 def _ending(run: Run) -> tuple[bool, int | None]:

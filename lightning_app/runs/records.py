@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import partial
@@ -18,14 +18,9 @@ from lightning_app.core.errors import UserError
 from lightning_app.core.files import SEAL, Damaged, check_seal, sha256_of, with_seal, write_whole
 from lightning_app.core.schema import read
 from lightning_app.runs.folder import (
-    BLOCK,
     CONFIG,
-    ENVIRONMENT,
-    HYPOTHESES,
     IDENTITY,
     METRICS,
-    PROBES,
-    REFERENCES,
     VOUCHED,
     GridFolder,
     is_file_name,
@@ -58,8 +53,6 @@ OUTCOMES = {
 _OUTCOMES_OF = {"ok": ("trained", "not_yet_learned"), "diverged": ("stalled", "non_finite")}
 CUT_SHORT = "cut_short"  # status and outcome of a run with fewer steps than its config requests
 _LARGEST = 2**63  # the limit of a column of 64-bit integers
-_DEEPEST = 100  # levels of nested mappings and lists
-_TOO_DEEP = f"damaged: nested more than {_DEEPEST} deep"
 
 
 class Unsound(Exception):
@@ -217,18 +210,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise Unsound(f"torn or damaged: not valid JSON ({error})") from error
     if not isinstance(tree, dict):
         raise Unsound(f"expected a JSON object, found {type(tree).__name__}")
-    level: list[Any] = [tree]
-    for _ in range(_DEEPEST):
-        level = [each for held in level for each in _inside(held)]
-        if not level:
-            return tree
-    raise Unsound(_TOO_DEEP)
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+    return tree
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -531,7 +513,6 @@ def _without_empty(tree: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 PROBED = ("step", "quantity", "stack", "layer", "head", "value")
 _LONGEST_LINE = 1 << 20  # bytes
-_LAST_STEP = 2**53  # up to here every integer is a float
 
 
 Curve = dict[int, float]  # by optimizer step
@@ -587,86 +568,9 @@ def column_names(path: Path) -> list[str]:
         line = file.readline(_LONGEST_LINE).decode(errors="replace")
     try:
         return next(csv.reader([line.rstrip()]), [])
-    except csv.Error:  # a damaged line, which `check_table` reports
+    except csv.Error:  # a damaged line
         return []
-
-
-def check_table(data: bytes) -> None:
-    """Check that each line of `metrics.csv` has a step and numbers. Raises `Unsound`."""
-    if not data.endswith(b"\n"):
-        raise Unsound(
-            "torn or damaged: no complete line"
-            if b"\n" not in data
-            else "torn: its last line has no end"
-        )
-    try:
-        header, *rows = _rows(data)
-    except (ValueError, csv.Error) as error:
-        raise Unsound("torn or damaged: not a table of numbers") from error
-    if "step" not in header or len(set(header)) < len(header):
-        raise Unsound("torn or damaged: its first line does not name the columns")
-    step = header.index("step")
-    for number, row in enumerate(rows, start=2):
-        try:
-            values = [float(value) for value in row if value]
-            known = 0 <= int(float(row[step])) <= _LAST_STEP
-        except (ValueError, OverflowError, IndexError) as error:
-            raise Unsound(f"damaged: line {number} is not a row of numbers") from error
-        if not known:
-            raise Unsound(f"damaged: line {number} has the step {row[step][:40]}")
-        if len(row) != len(header) or not values:
-            fields = f"{len(row)} fields instead of {len(header)}"
-            raise Unsound(f"damaged: line {number} has {fields}")
-
-
-def check_probes(data: bytes) -> None:
-    """Check that each line of `probes.csv` has quantity, place and step. Raises `Unsound`."""
-    try:
-        header, *rows = _rows(data)
-    except (ValueError, csv.Error) as error:
-        raise Unsound("torn or damaged: not a table of numbers") from error
-    if absent := [name for name in PROBED if name not in header]:
-        raise Unsound(f"torn or damaged: no column '{absent[0]}'")
-    numbers = {"step": int, "layer": int, "head": int, "value": float}
-    for number, row in enumerate(rows, start=2):
-        fields = dict(zip(header, row, strict=False))
-        try:
-            found = [kind(fields[name]) for name, kind in numbers.items() if fields[name]]
-        except (ValueError, KeyError) as error:
-            raise Unsound(f"damaged: line {number} is not a row of numbers") from error
-        if not fields["step"] or not fields["value"] or len(row) != len(header):
-            raise Unsound(f"damaged: line {number} is not complete")
-        if any(isinstance(each, int) and not 0 <= each <= _LAST_STEP for each in found):
-            raise Unsound(f"damaged: line {number} holds a number that is too large")
-
-
-def check_text(data: bytes) -> None:
-    """Check that a text is UTF-8 and its last line complete. Raises `Unsound`."""
-    try:
-        data.decode()
-    except ValueError as error:
-        raise Unsound(f"damaged: {error}") from error
-    if data and not data.endswith(b"\n"):
-        raise Unsound("torn: its last line has no end")
 
 
 def _rows(data: bytes) -> Iterator[list[str]]:
     return csv.reader(data.decode().splitlines(), strict=True)
-
-
-def _check_block(tree: Mapping[str, Any]) -> None:
-    for side, stack in tree.items():
-        blocks = stack.get("blocks", []) if isinstance(stack, dict) else None
-        if not isinstance(blocks, list) or not all(isinstance(each, dict) for each in blocks):
-            raise Unsound(f"damaged: {side} is not a stack of blocks")
-
-
-CHECKS: Mapping[str, Callable[[Path], object]] = {
-    METRICS: lambda path: check_table(bytes_of(path)),
-    PROBES: lambda path: check_probes(bytes_of(path)),
-    HYPOTHESES: lambda path: check_text(bytes_of(path)),
-    REFERENCES: lambda path: check_text(bytes_of(path)),
-    BLOCK: lambda path: _check_block(read_json(path)),
-    ENVIRONMENT: read_json,
-}
-"""The check of each file that a report reads besides the result. Each raises `Unsound`."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Any, Literal
 from lightning_app.core.errors import UserError
 from lightning_app.runs.folder import METRICS, RunFolder, is_pruned
 from lightning_app.runs.records import (
-    CHECKS,
     CUT_SHORT,
     OUTCOMES,
     Curve,
@@ -176,38 +175,21 @@ class Run:
         except (Unsound, KeyError) as error:
             raise UserError(f"{path}: damaged: {error}; it holds no id of a run") from error
 
-    @cached_property
-    def damage(self) -> dict[str, str]:
-        """The damage of the files read besides the result, by name."""
-        found = {}
-        for name, check in CHECKS.items():
-            path = self.folder.path / name
-            try:
-                if path.exists():
-                    check(path)
-            except Unsound as error:
-                found[name] = str(error)
-            except OSError as error:
-                found[name] = f"cannot be read: {error.strerror}"
-        return found
-
-    def sound(self, name: str) -> Path | None:
-        """A file of the folder, None if it is missing or damaged."""
+    def file(self, name: str) -> Path | None:
+        """A file of the folder; None if it is missing, or the seal of the result is broken."""
         path = self.folder.path / name
-        return path if name not in self.damage and path.is_file() else None
+        with suppress(DamagedRun):
+            return path if self.state and path.is_file() else None
+        return None
 
     def curves(self, wanted: Callable[[str], bool]) -> dict[str, Curve]:
-        """The `wanted` columns of `metrics.csv`, none if the file is missing or damaged."""
-        path = self.sound(METRICS)
+        """The `wanted` columns of `metrics.csv`, none if the file is missing."""
+        path = self.file(METRICS)
         return {} if path is None else read_curves(path, wanted)
 
     def curve(self, tag: str) -> Curve:
         """One column of `metrics.csv`, empty if the column is missing."""
         return self.curves(tag.__eq__).get(tag, {})
-
-    def progress(self) -> Mapping[str, Any] | None:
-        """The current `progress.json` of the last attempt; None if it does not exist yet."""
-        return read_progress(self.folder, self.folder.last_attempt())
 
 
 @contextmanager
@@ -243,8 +225,10 @@ def read_progress(folder: RunFolder, attempt: int) -> Mapping[str, Any] | None:
 
 
 def fraction(progress: Mapping[str, Any] | None) -> float:
-    """The completed fraction of a run's steps, between 0 and 1."""
-    return min(1.0, progress["step"] / max(1, progress["max_steps"])) if progress else 0.0
+    """The completed fraction of a run's steps, between 0 and 1; 0 if only its time is limited."""
+    if progress is None or progress["max_steps"] < 1:
+        return 0.0
+    return min(1.0, progress["step"] / progress["max_steps"])
 
 
 @dataclass

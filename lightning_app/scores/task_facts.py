@@ -257,11 +257,7 @@ NEXT_SENTENCE = (
         counts="tokens",  # pairs hold as many tokens as fit into a window
     ),
     QualityMetric(
-        "val/nsp_nll",
-        "Validation loss of next sentences",
-        "nats a pair",
-        "min",
-        counts="tokens",
+        "val/nsp_nll", "Validation loss of next sentences", "nats a pair", "min", counts="tokens"
     ),
 )
 """The metrics that a masked language model reports only if it predicts next sentences."""
@@ -294,27 +290,13 @@ TASKS.add(
         running_text=True,
         label_smoothing=0.0,
         monitored=Monitored(counts="tokens"),
-        scores=(
-            *(
-                QualityMetric(
-                    f"{split}/bits_per_byte",
-                    f"{title} bits per byte",
-                    "bits a byte",
-                    "min",
-                    counts="bytes",
-                )
-                for split, title in (("val", "Validation"), ("test", "Test"))
-            ),
-            *(
-                QualityMetric(
-                    f"{split}/word_perplexity",
-                    f"{title} perplexity a word",
-                    "perplexity",
-                    "min",
-                    counts="bytes",
-                )
-                for split, title in (("val", "Validation"), ("test", "Test"))
-            ),
+        scores=tuple(
+            QualityMetric(f"{split}/{name}", f"{title} {words}", unit, "min", counts="bytes")
+            for name, words, unit in (
+                ("bits_per_byte", "bits per byte", "bits a byte"),
+                ("word_perplexity", "perplexity a word", "perplexity"),
+            )
+            for split, title in (("val", "Validation"), ("test", "Test"))
         ),
         method="Text is packed into windows of {data.window} tokens, whose every token is "
         "predicted from those before it.",

@@ -1,6 +1,5 @@
 """Rows of one or two texts with a label, in batches of similar length, and their tasks."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -208,12 +207,6 @@ def stored_texts(corpus: PreparedCorpus, split: str, column: str) -> Texts:
     """Return the texts of a column of a prepared corpus, without the EOS at their ends."""
     offsets = np.asarray(corpus.offsets(split, column))
     return Texts(corpus.ids(split, column), offsets[:-1], np.diff(offsets) - 1)
-
-
-def described_cuts(rows: Mapping[str, LabelledRows]) -> str:
-    """Return how many rows of each split are cut, for the corpus description."""
-    cut = " / ".join(f"{of.cut:,}" for of in rows.values())
-    return f"; texts of {cut} rows cut at the end, the longer one first"
 
 
 class LabelledTask(Task):

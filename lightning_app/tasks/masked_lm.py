@@ -460,17 +460,6 @@ class PairRows(MaskedSplit):
         )
 
 
-def described(rows: Mapping[str, PairRows]) -> str:
-    """Return the numbers of pairs of the splits, for the corpus description."""
-    splits = list(rows.values())
-    counts = " / ".join(f"{len(of):,}" for of in splits)
-    shares = " / ".join(f"{100 * of.random_share:.1f}" for of in splits)
-    return (
-        f"; {counts} pairs of texts of at most {splits[0].window} tokens, of which {shares} % have "
-        "a random second text; training pairs are drawn again in every epoch"
-    )
-
-
 @final
 class MaskedRows(MaskedSplit):
     """Full windows of packed text: consecutive sentences, each ended by EOS.
@@ -504,17 +493,6 @@ class MaskedRows(MaskedSplit):
     def _whole(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         predicted = max(1, round(self._probability * self.window))
         return self._windows[rows].astype(np.int64), np.full(len(rows), predicted)
-
-
-def packed(rows: Mapping[str, MaskedRows]) -> str:
-    """Return the numbers of windows of the splits, for the corpus description."""
-    splits = list(rows.values())
-    counts = " / ".join(f"{len(of):,}" for of in splits)
-    dropped = " / ".join(str(of.remainder) for of in splits)
-    return (
-        f"; packed into {counts} windows of {splits[0].window} tokens, the last {dropped} tokens "
-        "left out"
-    )
 
 
 @task("masked_lm")
@@ -560,7 +538,16 @@ class MaskedLanguageModelling(Task):
     @classmethod
     def describe(cls, rows: Mapping[str, Any]) -> str:
         """Describe how the text is packed into windows or pairs, and the words never masked."""
-        said = described(rows) if isinstance(rows["train"], PairRows) else packed(rows)
+        splits = list(rows.values())
+        counts, first = " / ".join(f"{len(of):,}" for of in splits), splits[0]
+        if isinstance(first, PairRows):
+            shares = " / ".join(f"{100 * of.random_share:.1f}" for of in splits)
+            said = f"; {counts} pairs of texts of at most {first.window} tokens, of which {shares} "
+            said += "% have a random second text; training pairs are drawn again in every epoch"
+        else:
+            dropped = " / ".join(str(of.remainder) for of in splits)
+            said = f"; packed into {counts} windows of {first.window} tokens, the last {dropped} "
+            said += "tokens left out"
         if share := rows["train"].never_masked():
             said += f"; {100 * share:.2g} % of training words have more pieces than a row predicts"
         return said
@@ -661,14 +648,10 @@ class MaskedLanguageModelling(Task):
 
 def _row(batch: MaskedBatch, row: int, length: int) -> MaskedBatch:
     """Return the first `length` tokens of one row as a batch, with the predictions of all rows."""
-
-    def part(of: Tensor | None) -> Tensor | None:
-        return None if of is None else of[row : row + 1]
-
     return batch._replace(
         tokens=batch.tokens[row : row + 1, :length],
         segments=None if batch.segments is None else batch.segments[row : row + 1, :length],
         index=batch.index[row : row + 1],
-        follows=part(batch.follows),
+        follows=None if batch.follows is None else batch.follows[row : row + 1],
         pairs=None if batch.pairs is None else batch.pairs.new_ones(()),
     )

@@ -57,28 +57,24 @@ def small_architecture(**changes: Any) -> ArchitectureConfig:
     return ArchitectureConfig(**{**SIZES, **changes})
 
 
+def _model(kind: str, block: BlockConfig | str, changes: dict[str, Any]) -> Any:
+    block = BlockConfig(preset=block) if isinstance(block, str) else block
+    return build_model(small_architecture(kind=kind, **changes), block, VOCABULARY, PAD)
+
+
 def translator(block: BlockConfig | str, **changes: Any) -> EncoderDecoder:
     """Return an encoder-decoder with its initial values."""
-    block = BlockConfig(preset=block) if isinstance(block, str) else block
-    model = build_model(small_architecture(**changes), block, VOCABULARY, PAD)
-    assert isinstance(model, EncoderDecoder)
-    return model
+    return _model("encoder_decoder", block, changes)
 
 
 def masked_model(block: BlockConfig | str, **changes: Any) -> MaskedLanguageModel:
     """Return an encoder with the head for masked tokens, with its initial values."""
-    block = BlockConfig(preset=block) if isinstance(block, str) else block
-    model = build_model(small_architecture(kind="encoder", **changes), block, VOCABULARY, PAD)
-    assert isinstance(model, MaskedLanguageModel)
-    return model
+    return _model("encoder", block, changes)
 
 
 def causal_model(block: BlockConfig | str, **changes: Any) -> CausalLanguageModel:
     """Return a causal stack without an encoder, with its initial values."""
-    block = BlockConfig(preset=block) if isinstance(block, str) else block
-    model = build_model(small_architecture(kind="decoder", **changes), block, VOCABULARY, PAD)
-    assert isinstance(model, CausalLanguageModel)
-    return model
+    return _model("decoder", block, changes)
 
 
 def specification(block: BlockConfig | StackSpec | str, stack: Stack) -> StackSpec:

@@ -7,10 +7,8 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from io import BufferedRandom
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +20,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lightning_app.config.classes import CLASS_FIELDS
 from lightning_app.config.identity import completed, leaves
-from lightning_app.core.errors import UserError, peak_resident_bytes
-from lightning_app.core.files import move, seal, write_whole
+from lightning_app.core.errors import UserError, named, peak_resident_bytes
+from lightning_app.core.files import move, replacing, seal, write_whole
 from lightning_app.core.schema import as_written
 from lightning_app.runs.folder import NAMED, RunFolder
 from lightning_app.runs.parent import RUN, SEALED, OtherRun, data_state, other_run, read_checkpoint
@@ -45,15 +43,13 @@ class Checkpoint(NamedTuple):
     Attributes:
         path: Its file.
         step: The step after which it was written.
-        vocab_size: The vocabulary of its model.
-        data: The record of the data of its run; None in old checkpoints, which have no record.
+        data: The record of the data of its run; None in those of other programs.
         averaged: Whether its weights are averages, stored together with the raw weights.
         run: The run that wrote it, by `id`, `seed` and `parent`; None in old checkpoints.
     """
 
     path: Path
     step: int
-    vocab_size: int
     data: Mapping[str, Any] | None
     averaged: bool
     run: Mapping[str, Any] | None = None
@@ -72,7 +68,7 @@ class WholeCheckpoints(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        with _replacing(Path(path)) as file:
+        with replacing(Path(path)) as file:
             torch.save({**checkpoint, SEALED: True}, file)
             seal(file)
 
@@ -84,23 +80,6 @@ def with_whole_checkpoints(plugins: Any) -> list[Any]:
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(WholeCheckpoints())
     return plugins
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BufferedRandom]:
-    """Yield a file that replaces `path` once complete and on disk."""
-    temporary = path.with_name(f".{path.name}.part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with temporary.open("w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def find_checkpoint(given: str, folder: Path) -> Path:
@@ -183,7 +162,6 @@ def check_checkpoint(
     return Checkpoint(
         path,
         checkpoint["global_step"],
-        checkpoint["vocab_size"],
         data_state(checkpoint),
         "averaging_state" in checkpoint,
         checkpoint.get(RUN),
@@ -191,24 +169,15 @@ def check_checkpoint(
 
 
 def check_data(checkpoint: Checkpoint, data: TextDataModule) -> None:
-    """Refuse a checkpoint trained on other data; print a note if it does not record its data.
+    """Refuse a checkpoint trained on other data.
 
     Raises:
         UserError: naming the file and both digests.
     """
-    path, here = checkpoint.path, data.corpus.meta["vocab_size"]
-    if checkpoint.data is not None:
-        try:
-            data.load_state_dict(checkpoint.data)
-        except UserError as error:
-            raise UserError(f"--ckpt_path {path}: {error}") from error
-    elif checkpoint.vocab_size != here:
-        raise UserError(
-            f"--ckpt_path {path}: is of other data: its vocabulary has {checkpoint.vocab_size} "
-            f"tokens, that of this run's data has {here}"
-        )
-    else:
-        _say(f"{path}: does not record its data; assumed to be of the config's data")
+    with named(f"--ckpt_path {checkpoint.path}"):
+        if checkpoint.data is None:
+            raise UserError("does not record its data, as those of this program do")
+        data.load_state_dict(checkpoint.data)
 
 
 @rank_zero_only

@@ -63,27 +63,6 @@ def training_steps(trainer: pl.Trainer) -> int:
 _LIMIT = "limit_train_batches"
 
 
-def check_limits(trainer: pl.Trainer, limits: Mapping[str, Any], callbacks: str) -> None:
-    """Refuse the result of a run that read other parts of its splits than configured.
-
-    Args:
-        trainer: The Trainer after the run.
-        limits: The section `trainer` of the config.
-        callbacks: The callbacks of the config, for the message.
-
-    Raises:
-        UserError: naming the limit that a callback or module changed.
-    """
-    for name in (_LIMIT, "limit_val_batches", "limit_test_batches"):
-        asked = 1.0 if limits[name] is None else limits[name]
-        found = getattr(trainer, name)
-        if found != asked or isinstance(found, int) != isinstance(asked, int):
-            raise UserError(
-                f"trainer.{name}: {asked} in the config and {found} at the end of the run; a "
-                f"callback or a module may not change it{callbacks}"
-            )
-
-
 def check_ranks(trainer: pl.Trainer) -> None:
     """Refuse a Trainer whose rank contradicts the environment.
 

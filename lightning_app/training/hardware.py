@@ -110,12 +110,6 @@ def keep_freed_blocks() -> None:
             mallopt(threshold, KEPT_BYTES)
 
 
-def default_device(accelerator: str = "auto") -> torch.device:
-    """The kind of device that a Trainer with this `accelerator` uses here."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if accelerator == "cpu" or found is None else found
-
-
 _TIMEOUT = timedelta(hours=24)  # the supervisor kills a hanging rank much earlier
 
 
@@ -146,7 +140,9 @@ def here(sections: Iterable[Mapping[str, Any]], accelerator: str = "auto") -> di
     The corpora are None if one is not prepared on this machine: nothing is downloaded.
     """
     corpora = [_corpus(section) for section in sections]
-    made = {**software(), **hardware(default_device(accelerator))}
+    found = torch.accelerator.current_accelerator(check_available=True)  # as a Trainer would
+    device = torch.device("cpu") if accelerator == "cpu" or found is None else found
+    made = {**software(), **hardware(device)}
     return {"provenance": made, "corpora": None if None in corpora else corpora}
 
 

@@ -133,11 +133,6 @@ def loss_of(outputs: Any) -> Tensor:
     return outputs["loss"].detach()
 
 
-def nll_of(outputs: Any) -> Tensor:
-    """Return the training loss without label smoothing."""
-    return outputs["nll"]
-
-
 def mix(*numbers: int) -> int:
     """Return a 64-bit seed that depends on every bit of `numbers`."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])

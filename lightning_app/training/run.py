@@ -83,7 +83,6 @@ from lightning_app.training.callbacks.averages import LastAverage
 from lightning_app.training.callbacks.loggers import (
     Curves,
     Events,
-    Hyperparameters,
     Labels,
     ParameterCount,
     Pictures,
@@ -122,7 +121,7 @@ from lightning_app.training.checkpoint import (
     write_pruned,
     write_result,
 )
-from lightning_app.training.datamodule import TextDataModule, check_limits, check_ranks, steps_asked
+from lightning_app.training.datamodule import TextDataModule, check_ranks, steps_asked
 
 
 def check_folder(
@@ -187,21 +186,16 @@ _NEEDLESS = (
 """Warnings of Lightning and torch that do not apply to this program."""
 
 
-class _Advertisement(logging.Filter):
+def _no_tips(record: logging.LogRecord) -> bool:
     """Suppress Lightning's tips, which recommend other products of its makers."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "Tip: " not in record.getMessage()
-
-
-_NO_TIPS = _Advertisement()
+    return "Tip: " not in record.getMessage()
 
 
 def quiet() -> None:
     """Suppress irrelevant messages of Lightning, and all but warnings until a run begins."""
     for message in _NEEDLESS:
         warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_NO_TIPS)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_tips)
     set_chatter(logging.WARNING)
 
 
@@ -211,8 +205,34 @@ def set_chatter(level: int) -> None:
         logging.getLogger(name).setLevel(level)
 
 
-class PreparedRun:
-    """The prerequisites of a run, checked before its folder is created.
+EXPERIMENTS = Path("experiments")
+_SINGLE = GridFolder(EXPERIMENTS / "fit")
+"""The folder of links to the runs of `ablate fit`."""
+
+
+def run_name(tree: Mapping[str, Any], identity: str) -> str:
+    """Return the name of a run outside a grid: preset, warm-up, seed, short id."""
+    model = tree["model"]
+    warmup = model["schedule"]["warmup_steps"]
+    return f"{model['block']['preset']}-w{warmup}-s{tree['seed_everything']}-{identity[:8]}"
+
+
+def evaluated_run(tree: Mapping[str, Any]) -> RunFolder:
+    """The run of `ablate fit` in the store that an evaluation with this config belongs to.
+
+    Limits on the evaluation do not affect which run is meant.
+    """
+    found = RunFolder(stored(EXPERIMENTS, cell_id(tree)))
+    whole = cell_id(without_evaluation_limits(tree))
+    return found if found.path.exists() else RunFolder(stored(EXPERIMENTS, whole))
+
+
+class CutShort(UserError):
+    """The training ended before the number of steps in its config."""
+
+
+class TrainingRun:
+    """A run with its module, its data and its Trainer, checked before its folder is created.
 
     Args:
         tree: The complete config.
@@ -256,6 +276,7 @@ class PreparedRun:
                 f"--again: trains from step 0, but --ckpt_path {ckpt_path} goes on from a "
                 "checkpoint; leave one of both out"
             )
+        self.held = ExitStack()
         quiet()
         if command == "fit" and tree["model"]["pack"] > 1:
             raise UserError(
@@ -298,6 +319,15 @@ class PreparedRun:
             place_below(self.folder.added, self._section)
         if self._trains:
             label_loggers(self._section["logger"], self._labels())
+        self.datamodule = data_module(tree["data"])
+        self.model = transformer_module(tree["model"])
+        self.trainer = self._make_trainer()
+        set_chatter(logging.INFO)
+        if self.command is not None:  # the supervisor starts the ranks of a cell
+            check_ranks(self.trainer)
+        self.datamodule.corpus = self.corpus
+        if self._trains:
+            self._begin()
 
     def _stored(self, identity: str) -> RunFolder:
         """A run of `ablate fit` in the store, by its link if there is one."""
@@ -446,58 +476,6 @@ class PreparedRun:
         write_record(self.folder.path, self.record)
         write_whole(self.folder.config, strict_yaml.dump_yaml(self.tree))
 
-
-EXPERIMENTS = Path("experiments")
-_SINGLE = GridFolder(EXPERIMENTS / "fit")
-"""The folder of links to the runs of `ablate fit`."""
-
-
-def run_name(tree: Mapping[str, Any], identity: str) -> str:
-    """Return the name of a run outside a grid: preset, warm-up, seed, short id."""
-    model = tree["model"]
-    warmup = model["schedule"]["warmup_steps"]
-    return f"{model['block']['preset']}-w{warmup}-s{tree['seed_everything']}-{identity[:8]}"
-
-
-def evaluated_run(tree: Mapping[str, Any]) -> RunFolder:
-    """The run of `ablate fit` in the store that an evaluation with this config belongs to.
-
-    Limits on the evaluation do not affect which run is meant.
-    """
-    found = RunFolder(stored(EXPERIMENTS, cell_id(tree)))
-    whole = cell_id(without_evaluation_limits(tree))
-    return found if found.path.exists() else RunFolder(stored(EXPERIMENTS, whole))
-
-
-class CutShort(UserError):
-    """The training ended before the number of steps in its config."""
-
-
-def _status(outcome: Outcome) -> str:
-    if outcome.name == CUT_SHORT:
-        return CUT_SHORT
-    return "ok" if outcome.divergence is None else "diverged"
-
-
-class TrainingRun(PreparedRun):
-    """A run with its module, its data and its Trainer, whose files are all in its folder.
-
-    It takes the arguments of `PreparedRun`.
-    """
-
-    def __init__(self, tree: dict[str, Any], **how: Any) -> None:
-        self.held = ExitStack()
-        super().__init__(tree, **how)
-        self.datamodule = data_module(tree["data"])
-        self.model = transformer_module(tree["model"])
-        self.trainer = self._make_trainer()
-        set_chatter(logging.INFO)
-        if self.command is not None:  # the supervisor starts the ranks of a cell
-            check_ranks(self.trainer)
-        self.datamodule.corpus = self.corpus
-        if self._trains:
-            self._begin()
-
     def _begin(self) -> None:
         """Run the checks that need the Trainer, and reserve the folder."""
         self.model.parent_name = self.record.config.get(FIELD)
@@ -565,7 +543,11 @@ class TrainingRun(PreparedRun):
             self.interrupts = SaveOnInterrupt(self.folder.checkpoint("last") if saves else None)
             callbacks.append(self.interrupts)
             self.added = added_loggers(settings["logger"])
-            callbacks.append(Hyperparameters(self.added, {**self.tree, "id": self.id}))
+            whole = {**self.tree, "id": self.id}
+            to_added = LambdaCallback(
+                on_fit_start=lambda *_: [each.log_hyperparams(whole) for each in self.added]
+            )
+            callbacks.append(to_added)
             if settings["logger"] is not False:
                 # Steps after the checkpoint will be logged again.
                 purge = self.resumed_step + 1 if self.resumed else None
@@ -653,7 +635,8 @@ class TrainingRun(PreparedRun):
             self._leave_pruned(pruned.step, started)
             return
         except SystemExit as ending:
-            if isinstance(ending, SIGTERMException) or not self._was_ended_from_inside():
+            inside = trainer.global_step > self.resumed_step and not self.interrupts.asked
+            if isinstance(ending, SIGTERMException) or not inside:  # but by a user
                 raise
             # Lightning does not return a model that could be evaluated.
             raise CutShort(self.shortness(self.asked(datamodule))) from ending
@@ -672,14 +655,6 @@ class TrainingRun(PreparedRun):
         short = finite and 0 <= trainer.global_step < asked
         if short and self.command is None:
             raise CutShort(self.shortness(asked))  # not a valid result for a grid
-        # A module that steps several optimizers itself may exceed `max_steps` by a few steps; one
-        # that continues a longer run's checkpoint trains nothing.
-        limited = asked == self.tree["trainer"]["max_steps"] > self.resumed_step
-        if trainer.global_step >= (asked + len(self.trainer.optimizers) if limited else math.inf):
-            raise UserError(
-                f"trainer: {trainer.global_step} steps were trained, but the config asks for "
-                f"{asked}{self._callbacks()}"
-            )
         metrics: dict[str, Any] = dict(trainer.callback_metrics)
         if finite and int(metrics.get("step", -1)) != trainer.global_step:
             metrics |= self._validate_end(model, datamodule)
@@ -694,7 +669,6 @@ class TrainingRun(PreparedRun):
             outcome = Outcome(CUT_SHORT, why)
         if finite and model.objective.config.evaluate_test:
             metrics |= trainer.test(model, datamodule=datamodule, verbose=False)[0]
-        check_limits(trainer, self.tree["trainer"], self._callbacks())
         metrics = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
         metrics["train/tokens_per_second"] = self.throughput.rate
         for average in self._averages() if outcome.name not in ("non_finite", CUT_SHORT) else ():
@@ -708,11 +682,6 @@ class TrainingRun(PreparedRun):
     def asked(self, datamodule: Any) -> int:
         """The steps that the config asks for, whatever a callback has set; -1 without a limit."""
         return steps_asked(self.tree["trainer"], len(datamodule.train_dataloader()))
-
-    def _was_ended_from_inside(self) -> bool:
-        """Whether a callback or a module, not a user, ended the process during training."""
-        steps = self.trainer.global_step
-        return steps > self.resumed_step and not self.interrupts.asked
 
     def shortness(self, asked: int) -> str:
         short = words_of_short(self.trainer.global_step, asked)
@@ -740,7 +709,7 @@ class TrainingRun(PreparedRun):
             "schema": SCHEMA,
             "id": self.id,
             "name": self.folder.name,
-            "status": _status(outcome),
+            "status": CUT_SHORT if outcome.name == CUT_SHORT else "diverged" if failure else "ok",
             "outcome": outcome.name,
             "outcome_rule": outcome.rule,
             "diverged": None if failure is None else asdict(failure),
@@ -825,16 +794,7 @@ class TrainingRun(PreparedRun):
         write_whole(self.folder.metrics, join_metrics([each.metrics for each in attempts]))
 
 
-def run_cell(
-    run_dir: Path,
-    attempt: int,
-    *,
-    rank: int = 0,
-    pruned_by: str | None = None,
-    keep: str = "all",
-    slot: Mapping[str, Any] | None = None,
-    command: Sequence[str] | None = None,
-) -> None:
+def run_cell(run_dir: Path, attempt: int, *, keep: str = "all", **how: Any) -> None:
     """Train the config in `run_dir` and write `result.json`, or `pruned.json` if it was pruned.
 
     It continues from the last checkpoint of an interrupted attempt, to the same weights as an
@@ -843,18 +803,14 @@ def run_cell(
     Args:
         run_dir: The run's folder, with the cell's config.
         attempt: The number of this attempt.
-        rank: The rank of this process in the run; only rank 0 writes files.
-        pruned_by: The metric to report at validations, for a pruner; None without a pruner.
         keep: The checkpoints to keep of a finished run: all, last, best or none.
-        slot: The devices and threads of the run, for its result; `devices` has one for each rank.
-        command: The command line that started the run; None for this process's.
+        how: Further arguments of `cell_run`.
     """
-    folder = RunFolder(run_dir)
+    folder, rank, pruned_by = RunFolder(run_dir), how.get("rank", 0), how.get("pruned_by")
     # Lightning was imported in the fork server, before this process had a rank.
     rank_zero_only.rank = rank  # pyright: ignore[reportFunctionMemberAccess]
     if not folder.is_over(None if pruned_by is None else folder.grid or "", pruned_by):
-        how = {"pruned_by": pruned_by, "slot": slot, "command": command}
-        cell_run(run_dir, attempt, rank=rank, **how).fit()
+        cell_run(run_dir, attempt, **how).fit()
     if rank == 0:
         trim_checkpoints(folder, keep)
 
@@ -868,7 +824,16 @@ def cell_run(
     slot: Mapping[str, Any] | None = None,
     command: Sequence[str] | None = None,
 ) -> TrainingRun:
-    """Return the run that `run_cell` trains."""
+    """Return the run that `run_cell` trains.
+
+    Args:
+        run_dir: The run's folder, with the cell's config.
+        attempt: The number of this attempt.
+        rank: The rank of this process in the run; only rank 0 writes files.
+        pruned_by: The metric to report at validations, for a pruner; None without a pruner.
+        slot: The devices and threads of the run, for its result; `devices` has one for each rank.
+        command: The command line that started the run; None for this process's.
+    """
     folder = RunFolder(run_dir)
     tree = strict_yaml.load_yaml(folder.config.read_text(encoding="utf-8"))
     tree["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}

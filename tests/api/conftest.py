@@ -19,7 +19,7 @@ def translation(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     return fit(root / "config.yaml")
 
 
-TEXT = "the dog ß\nsees\n\nthe cat\n\n"
+TEXT = "the dog ß\n  sees \n\nthe cat\n\n"
 CAUSAL = {
     "trainer": {"max_steps": 3, "val_check_interval": 3, "accelerator": "cpu"},
     "model": {

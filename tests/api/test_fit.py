@@ -154,11 +154,12 @@ def test_a_run_goes_on_with_its_config_and_checkpoint_alone(translation, tmp_pat
         ({"seed_everything": 1}, {"seed_everything": 2}, "seed_everything: is given twice"),
         ({"model.block.norm": None, "model.block": {}}, {}, "model.block.norm: lies inside of"),
         ({"data.root": object()}, {}, "data holds a"),
+        ({"trainer.max_steps": -2}, {}, "max_steps: -2 trains nothing"),
         ({}, {"sed_everything": 2}, "'seed_everything'"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path, overrides, settings: dict[str, Any], said: str) -> None:
-    tree = {"trainer": {"default_root_dir": str(tmp_path / "run"), "max_steps": 1}}
+    tree = {"trainer.default_root_dir": str(tmp_path / "run"), "trainer.max_steps": 1}
     with pytest.raises(UserError, match=said) as found:
         fit(tree, overrides, **settings)
     assert "\n" not in str(found.value)

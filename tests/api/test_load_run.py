@@ -71,7 +71,8 @@ def test_texts_are_scored_alone_and_as_their_files(causal: RunResult, tmp_path: 
 
     lines, file = ["the dog", "sees", "", "the cat"], tmp_path / "valid.txt"
     file.write_text("".join(f" {line} \r\n" for line in lines), encoding="utf-8-sig", newline="")
-    assert run.score([file.read_bytes().decode()]) == run.score(["\n".join(lines)])
+    spaced = "\n".join(f" {line} " for line in lines)
+    assert run.score([file.read_bytes().decode()]) == run.score([spaced])
     assert [*input_lines(file)] == lines
 
 

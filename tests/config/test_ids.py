@@ -18,12 +18,11 @@ from lightning_app.config.experiment import cell_id, identity_of, stacks_of
 from lightning_app.config.identity import (
     Record,
     experiment_id,
-    identify,
     leaves,
     pins,
     read_record,
+    relevant,
     relevant_blocks,
-    trainer_defaults,
     without_evaluation_limits,
     write_record,
 )
@@ -163,7 +162,7 @@ def test_another_definition_of_a_preset_is_another_experiment(plain: str, monkey
     sizes = config(model__architecture__max_positions=1025)  # nothing of it was resolved before
     assert stacks_of(sizes) != stacks
     corpus = identity_of(written).corpus
-    assert identify(written, blocks=relevant_blocks(stacks_of(sizes)), corpus=corpus).id != plain
+    assert experiment_id(relevant(written), relevant_blocks(stacks_of(sizes)), corpus) != plain
 
 
 def test_an_edited_corpus_is_another_experiment_and_a_moved_one_is_not(tmp_path: Path) -> None:
@@ -206,20 +205,14 @@ def test_every_field_of_today_has_a_pin() -> None:
 def test_a_new_field_at_its_default_changes_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
     written = config()
     blocks = relevant_blocks(stacks_of(written))
-    before = identify(written, blocks=blocks, corpus="c")
+    before = experiment_id(relevant(written), blocks, "c")
     wider = deepcopy(written)
     wider["model"]["architecture"]["memory"] = 0
-    wider["trainer"]["newest"] = "off"
-    defaults = {**trainer_defaults(), "newest": "off"}
-    monkeypatch.setattr(relevance, "trainer_defaults", lambda: defaults)
     added = {**pins(), "added": {**pins()["added"], "model.architecture.memory": 0}}
     monkeypatch.setattr(relevance, "pins", lambda: added)
-    assert identify(wider, blocks=blocks, corpus="c").id == before.id
+    assert experiment_id(relevant(wider), blocks, "c") == before
     wider["model"]["architecture"]["memory"] = 1
-    assert identify(wider, blocks=blocks, corpus="c").id != before.id
-    wider["model"]["architecture"]["memory"] = 0
-    wider["trainer"]["newest"] = "on"
-    assert identify(wider, blocks=blocks, corpus="c").id != before.id
+    assert experiment_id(relevant(wider), blocks, "c") != before
 
 
 def test_ids_of_schema_2_stay_as_they_are() -> None:
@@ -244,7 +237,7 @@ def test_a_record_says_how_two_runs_differ(tmp_path: Path) -> None:
     write_record(tmp_path, mine)
     assert read_record(tmp_path) == mine
     tree = config(model__schedule__warmup_steps=0)
-    assert mine.id == identify(tree, blocks=mine.blocks, corpus="c").id
+    assert mine.id == experiment_id(relevant(tree), mine.blocks, "c")
     assert mine.difference(record("d")) == "it was trained on other files of the corpus"
     other = record(trainer__max_steps=7)
     assert mine.difference(other) == "trainer.max_steps is 20000 there and 7 here"

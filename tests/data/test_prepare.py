@@ -15,12 +15,13 @@ import pytest
 
 from lightning_app.cli import main
 from lightning_app.core.errors import UserError
+from lightning_app.core.files import sha256_of
 from lightning_app.data import prepare as module
 from lightning_app.data import sources
 from lightning_app.data.columns import also_in_train, row_kind
 from lightning_app.data.config import DataConfig, Splits
 from lightning_app.data.prepare import PreparedCorpus, corpus_summary, prepare
-from lightning_app.data.tokenizer import EOS, UNK, sha256, unigram_entropy
+from lightning_app.data.tokenizer import EOS, UNK, unigram_entropy
 
 PREPARE = """
 import json, sys
@@ -66,12 +67,11 @@ def test_arrays_hold_the_text_and_meta_its_counts(write_pairs, text_config):
     # unknown words side by side are one UNK
     assert meta["unknown_rate"]["valid"]["target"] == 30 / (30 * (2 + 1) + 30 * (3 + 1))
     assert meta["unknown_rate"]["train"]["target"] == 0
-    assert meta["tokenizer_sha256"] == sha256((corpus.folder / "tokenizer.model").read_bytes())
+    assert meta["tokenizer_sha256"] == sha256_of((corpus.folder / "tokenizer.model").read_bytes())
     assert meta["vocab_size"] == corpus.tokenizer.vocab_size
     expected = unigram_entropy(np.asarray(corpus.ids("valid", "target")))
     assert meta["unigram_entropy"]["valid"] == expected
     assert meta["protocol"].startswith("local text")
-    assert set(meta["padding_share"]) == {"1024", "4096", "32768"}
 
 
 def test_drops_are_counted_and_only_in_train(write_pairs, text_config, tmp_path: Path):

@@ -110,7 +110,6 @@ def test_one_document_is_refused(tmp_path: Path, text_config) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"next_sentence": True, "task": "causal_lm"}, "data.next_sentence is true: data.task 'ca"),
         ({"next_sentence": True, "window": 4}, "data.window is 4:.*3.*5"),
         ({"whole_word": True, "task": "causal_lm"}, "data.whole_word is true: data.task 'causal_"),
         *(

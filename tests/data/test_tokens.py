@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from lightning_app.core.errors import UserError
 from lightning_app.data import tokenizer
-from lightning_app.data.config import DataConfig
+from lightning_app.data.config import DataConfig, Splits
 from lightning_app.data.prepare import corpus_summary, prepare, shifted
 from lightning_app.data.sources import known_digest
 from lightning_app.data.tokenizer import Ready, load_tokenizer, unigram_entropy
@@ -127,9 +127,9 @@ def test_files_of_each_format_hold_the_same_ids(tmp_path):
     }
     for name, contents in parts.items():
         (tmp_path / name).mkdir()
-        for file, content in {**contents, "val.bin": IDS[:99].astype("<u2").tobytes()}.items():
+        for file, content in {**contents, "my_val.bin": IDS[:99].astype("<u2").tobytes()}.items():
             (tmp_path / name / file).write_bytes(content)
-        corpus = prepare(config_of(tmp_path / name))
+        corpus = prepare(config_of(tmp_path / name, splits=Splits(valid="my_val")))
         assert np.array_equal(corpus.ids("train", "text"), IDS + SPECIALS)
         assert corpus.meta["vocab_size"] == 300 + SPECIALS
         assert corpus.tokenizer.decode(corpus.ids("valid", "text")[:2]) == f"{IDS[0]} {IDS[1]}"

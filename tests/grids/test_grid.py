@@ -196,6 +196,9 @@ def test_labels_factors_values_that_follow_pruners_and_variants_are_kept(tmp_pat
     assert steps == [("cola", 2500), ("rte", 900), ("mrpc", 900)]
     copy = again(spec, tmp_path)
     assert (copy.tree(), copy.linked) == (spec.tree(), spec.linked)
+    by_seed = {"trainer.max_steps": {"seed_everything": {1: 7, 2: 8}}, "seed_everything": 2}
+    spec = read_spec(write(tmp_path, axes=by_seed, sensitivity={}, exclude=[]))
+    assert spec.axes["trainer.max_steps"] == [7, 8]
     own = {"variants": ["model.optimizer.kind"], "labels": {"model.optimizer.kind": ["", "SGD"]}}
     axes = {name: TWO[name] for name in ("model.optimizer.kind", "seed_everything")}
     baseline = {"sensitivity": {"baseline": "SGD"}}  # without an axis of presets, a variant

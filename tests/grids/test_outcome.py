@@ -112,9 +112,6 @@ class Changes(pl.Callback):
     [
         *((Early(way), "5 of 12 steps") for way in ("should_stop", "max_steps")),
         *((Early(way), "5 of 12 steps") for way in ("interrupt", "exit")),
-        # The config would name another budget, or another part of the split, than the result has.
-        (Changes("limit_val_batches", 1), "trainer.limit_val_batches: 2 .* 1 at the end"),
-        (Changes("limit_train_batches", 0.5), "limit_train_batches: 1.0 .* 0.5 at the end"),
         (Changes("accumulate_grad_batches", 4), "accumulate_grad_batches: 4; must be 1"),
         (
             Changes("should_stop", True),

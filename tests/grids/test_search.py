@@ -374,6 +374,8 @@ def refining(axes: Any = RATE_AXIS, **changes: Any) -> dict[str, Any]:
 
 HALF = {"base_config": {"trainer": {"precision": "bf16-true"}}}
 DECAY = "model.optimizer.weight_decay"
+STEPPED = {RATE: {"low": 0.1, "high": 0.4, "step": 0.1}}
+BY_SEED = {"fields": STEPPED, "per": "seed", "trials": 4, "budget": None}
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     (searching("model.optimizer.kind"), "model.optimizer.kind: .* found 'adam'"),
     (searching(fields={RATE: {"low": 1.0, "high": 1.0}}), r"above low \(1\), found 1"),
@@ -388,6 +390,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (searching(WARMUP) | HALF, f"axes: {WARMUP}: .*bf16-mixed"),
     ({"axes": {**RATE_AXIS, "trainer.precision": ["32-true", "16-true"]}}, f"{RATE}: .* 16-true"),
     (searching(fields={}), "fields: .* at least one"),
+    (searching(**BY_SEED), f"fields: {RATE}: step: .* remove step"),
     (searching() | {"refine": {"budget": 20}}, "refine: cannot be combined with 'search'"),
     (refining({**RATE_AXIS, DECAY: {RATE: {1e-3: 0.1, 1e-2: 0.01}}}), f"{DECAY}: follows {RATE}"),
     (refining() | {"exclude": [{RATE: 1e-2, SEED: 2}]}, f"exclude: names {RATE}"),

@@ -194,7 +194,7 @@ def test_a_plan_holds_no_longer_once_its_corpus_is_edited(tmp_path: Path) -> Non
     assert len(made) == 3
     assert not {cell.id for cell in again.cells} & {cell.id for cell in grid.cells}
     (corpus / "train.de").write_text("eins\nvier\n")
-    with pytest.raises(UserError, match=r"from another version"):
+    with pytest.raises(UserError, match=r"has changed while"):
         current(alone=False)
 
 

@@ -93,12 +93,18 @@ def test_last_block_of_predicted_tokens_is_the_whole_block(float64: None, preset
     model = tiny.randomise(tiny.masked_model(preset))
     tokens, positions = tiny.words(3, 7), torch.tensor([2, 3, 13, 20])
     whole = model(tokens, positions)
-    found = model.embedding.logits(model.states(tokens, positions)) + model.output_bias
+    found = (
+        model.embedding.logits(model.states_of_heads(tokens, positions).predicted)
+        + model.output_bias
+    )
     torch.testing.assert_close(found, whole, rtol=1e-12, atol=1e-12)
     upstream, parameters = torch.randn_like(whole), list(model.parameters())
     slopes = [torch.autograd.grad(x, parameters, upstream) for x in (found, whole)]
     torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-10)
-    assert model.states(tokens, positions[:0]).shape == (0, model.embedding.model_dim)
+    assert model.states_of_heads(tokens, positions[:0]).predicted.shape == (
+        0,
+        model.embedding.model_dim,
+    )
 
 
 def check_beams(model: EncoderDecoder, steps: int, leaving: Sequence[int] = ()) -> Any:

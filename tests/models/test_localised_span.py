@@ -59,7 +59,10 @@ def folded(model: nn.Module, call: Any) -> int:
 def test_masked_words_are_folded(monkeypatch, preset: str, span: tuple[int, int]) -> None:
     model, tokens = tiny.randomise(tiny.masked_model(block(preset, span))), tiny.words(2, 13)
     positions = torch.tensor([0, 3, 12, 13, 25])
-    found = model.embedding.logits(model.states(tokens, positions)) + model.output_bias
+    found = (
+        model.embedding.logits(model.states_of_heads(tokens, positions).predicted)
+        + model.output_bias
+    )
     monkeypatch.setattr(windows, "FEWEST", 99)  # one map of all cells
     same(found, model(tokens, positions))
 

@@ -137,7 +137,11 @@ def test_masked_and_next_token_prediction_equal_reference(case: Case) -> None:
     parameters, sizes = tiny.numpy_parameters(model), case.sizes(kind="encoder")
     found = predict_masked(case.reference, parameters, sizes, tokens.numpy(), POSITIONS.numpy())
     same(model(tokens, POSITIONS), found)
-    same(model.embedding.logits(model.states(tokens, POSITIONS)) + model.output_bias, found)
+    same(
+        model.embedding.logits(model.states_of_heads(tokens, POSITIONS).predicted)
+        + model.output_bias,
+        found,
+    )
     model = tiny.randomise(tiny.causal_model(case.block, **case.architecture))
     sizes = case.sizes(kind="decoder")
     found = predict_next(case.reference, tiny.numpy_parameters(model), sizes, tokens.numpy())

@@ -1,11 +1,14 @@
 """Rules for width (muP): values, rates and factors by role, and coordinates that stay flat."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from lightning_app.blocks.config import BlockConfig
+from lightning_app.blocks.streams import Stream
 from lightning_app.core.errors import UserError
 from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.loss import ObjectiveConfig
@@ -41,8 +44,9 @@ def batch(seed: int = 0) -> CausalBatch:
     return CausalBatch(tokens[:, :-1], tokens[:, 1:], index, torch.tensor(64))
 
 
-def test_values_and_rates_follow_the_role() -> None:
-    model, plain = built(MUP), built(STANDARD)
+@pytest.mark.parametrize("preset", ["pre_ln", "gated_attention"])
+def test_values_and_rates_follow_the_role(preset: str) -> None:
+    model, plain = built(MUP, preset), built(STANDARD, preset)
     own = OptimizerConfig(kind="adamw", lr=0.01, eps=1e-6, weight_decay=0.1)
     optimizer = build_optimizer(own, model, fused=False, width_factor=MUP.width_factor)
     rates = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
@@ -63,6 +67,27 @@ def test_scores_and_logits_have_their_factors(float64: None) -> None:
             parameter.data /= 4.0  # the root of 16 features of a head
     expected = TASK.logits(plain, batch()) / 4.0
     torch.testing.assert_close(TASK.logits(model, batch()), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_scores_of_cosines_and_own_tables_have_theirs() -> None:
+    """Cosines do not grow with the width of a head; an own table is one of the output."""
+    model, plain = built(MUP, "swin_v2"), built(STANDARD, "swin_v2")
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(TASK.logits(model, batch()), TASK.logits(plain, batch()) / 4.0)
+    ahead = build_task(
+        ObjectiveConfig(kind="causal_lm", label_smoothing=0.0, second_target_weight=1.0)
+    )
+    heads: Any = ahead.built(MUP, BlockConfig(preset="pre_ln"), VOCABULARY).auxiliary
+    seen: list[torch.Tensor] = []
+    labels = torch.zeros(1, 4, dtype=torch.long)
+
+    def loss(states: torch.Tensor, table: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        seen.append(table)
+        return table.sum()
+
+    last, table = torch.zeros(1, 4, 64), torch.zeros(VOCABULARY, 64)
+    heads.score(loss, table, [Stream(last)] * 2, last, labels, labels == 0)
+    torch.testing.assert_close(seen, [heads.second_tables[0].weight / 4.0])
 
 
 def sizes(config: ArchitectureConfig, preset: str) -> dict[int, Sizes]:
@@ -88,6 +113,8 @@ def test_coordinates_of_pre_ln_grow_without_and_a_slope_is_the_exponent_of_the_w
     assert min(change for name, (_, change) in growth.items() if name != "logits") > 0.5
     powers = {width: {"layer": (width**0.5, 3.0 * width**-2)} for width in WIDTHS}
     assert slopes(powers)["layer"] == pytest.approx((0.5, -2.0))
+    powers[WIDTHS[-1]] = {"layer": (0.0, math.inf)}  # the widest diverged
+    assert all(map(math.isnan, slopes(powers)["layer"]))
 
 
 @pytest.mark.parametrize("preset", ["ngpt", "hyper_connections"])

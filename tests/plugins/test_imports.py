@@ -99,6 +99,7 @@ def test_a_module_of_a_package_counts_and_one_for_types_alone_does_not(write: Wr
     first = digest(path)
     importlib.import_module("a_module")
     assert digest(path) == first
+    assert digest(write(text.replace("if ", "if not "))) != digest(write(f"{text}# types\n"))
 
 
 def test_the_order_of_plugins_does_not_matter(write: Write, helpers: Path) -> None:

@@ -15,7 +15,6 @@ from lightning_app.blocks.linear import SpectralLinear
 from lightning_app.blocks.masks import Mask, padding_mask
 from lightning_app.blocks.memory import MemorySpec
 from lightning_app.blocks.stack import Stack
-from lightning_app.blocks.streams import STREAM_RULES, StreamPlace
 from lightning_app.blocks.windows import LocalisedSpan
 from lightning_app.catalogue.parts import stack_drawing
 from lightning_app.catalogue.svg import text_lines
@@ -164,16 +163,6 @@ def test_matrices_of_a_rule_are_drawn_after_those_of_the_blocks(write: Write) ->
     for other in drawn[1:]:
         assert len(other) > len(drawn[0])
         assert all(torch.equal(other[name], value) for name, value in drawn[0].items())
-
-
-def test_a_table_of_a_layer_is_added_as_the_embedding_is(write: Write) -> None:
-    """By default as `start` does it: r of this rule starts at zero, whatever the embedding is."""
-    plugins.load(str(write(RULE)))
-    rule = STREAM_RULES["two"](StreamPlace(model_dim=8))
-    x, added = torch.randn(2, 3, 8), torch.randn(3, 8)
-    late, early = rule.add(rule.start(x), added), rule.start(x + added)
-    torch.testing.assert_close(late.x, early.x)
-    torch.testing.assert_close(late.parts[0], early.parts[0])
 
 
 def test_sigma_reparam_reaches_the_matrices_of_a_gate(write: Write) -> None:

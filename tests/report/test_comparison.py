@@ -4,6 +4,7 @@ import json
 import math
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from statistics import fmean
@@ -212,6 +213,9 @@ def test_bits_per_byte_take_the_place_of_nats_of_two_tokenizers(make_grid: Any) 
     assert all(name in said for name in ("val/bits_per_byte", "char", "worse"))
     table = compare_axis(grid, TOKENIZER, "word", metric="val/nll")
     assert table["metric"].tolist() == ["val/bits_per_byte"]
+    given = replace(grid, metric_matters=9.0)  # nats
+    table = compare_axis(given, TOKENIZER, "word", metric="val/bits_per_byte")
+    assert table["reading"].tolist() == ["worse"]
     # An unknown token costs less than what it spells, so a text with some has no bits per byte.
     first = fake.cells[0]["axes"]
     fake.rewrite(lambda at, of: at == first and of["metrics"].pop("val/bits_per_byte"))
@@ -487,6 +491,10 @@ def test_bleu_is_compared_over_seeds_and_over_sentences(make_grid, outcome):
     assert found["pre_ln"].estimate == pytest.approx(sum(changes) / 3)
     assert found["pre_ln"].low < found["pre_ln"].estimate < found["pre_ln"].high
     assert [value for _, value in found["pre_ln"].each] == pytest.approx(changes)
+    # Student's p of two seeds tells nothing.
+    whole = read_results(grid.folder)
+    two = replace(whole, cells=tuple(cell for cell in whole.cells if cell.seed != 3))
+    assert all(math.isnan(score.p) for score in bleu_scores(two))
     # Half of the sentences lost their end: no shuffling of the two systems does that by chance.
     assert found["pre_ln"].note == "p over sentences, by seed 1: 0.001, 2: 0.001, 3: 0.001"
     assert "so no interval" in found["post_ln"].note or found["post_ln"].low < changes[0]

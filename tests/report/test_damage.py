@@ -15,6 +15,7 @@ import yaml
 
 from lightning_app.commands.grid import report_command
 from lightning_app.core.errors import UserError
+from lightning_app.core.files import sha256_of, with_seal
 from lightning_app.report.comparisons import metrics_document
 from lightning_app.report.facts import facts, state_counts
 from lightning_app.report.figures.sheet import read_log
@@ -29,6 +30,7 @@ from lightning_app.report.terminal import headline_document
 from lightning_app.report.verdicts import verdict_document, verdicts
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.report.write import write_exports
+from tests.records import reseal
 from tests.report.conftest import PRESET, SEED, WARMUP, write_report
 
 AXES = {SEED: [1, 2], PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60]}
@@ -53,6 +55,10 @@ def whole(make_grid, outcome) -> Path:
         lines += [f"{s},token_cosine,encoder,{layer},,0.{s}" for s in (1, 5) for layer in (0, 1)]
         lines += [f"{s},attention_entropy,encoder,1,0,1.{s}" for s in (1, 5)]
         (run / "probes.csv").write_text("\n".join(lines) + "\n")
+        reseal(run / "result.json")
+    plan, digests = fake.folder / "plan.json", {"grid.yaml": ""}
+    digests["grid.yaml"] = sha256_of((fake.folder / "grid.yaml").read_bytes())
+    plan.write_text(json.dumps(with_seal({**json.loads(plan.read_text()), "schema": 3}, digests)))
     return fake.folder
 
 
@@ -156,7 +162,8 @@ def test_damage_ends_in_pages_or_in_one_line(whole: Path, tmp_path: Path, seed: 
             assert str(copy) in refused
         else:
             assert len(damaged) <= 1, done
-            assert all(line.startswith(f"{path}: ") for line in damaged), done
+            assert all(line.startswith(str(path.parent)) for line in damaged), done
+            assert all(path.name in line for line in damaged), done
             if done.startswith(("folder", "deep")) and path.suffix in (".json", ".csv"):
                 assert damaged, done
         shutil.rmtree(copy.parent)
@@ -170,8 +177,9 @@ def test_a_report_goes_on_without_what_is_damaged(whole: Path, capsys) -> None:
     out, err = capsys.readouterr()
     told = err.splitlines()
     named = [line.split(":")[0] for line in told]
-    assert named == [f"{first}/result.json", f"{second}/metrics.csv"]
-    assert "7 of 8" in out
+    assert named == [f"{first}/result.json", f"{second}/result.json"]
+    assert "another metrics.csv" in told[1]
+    assert "6 of 8" in out
     page = (whole / "report.html").read_text(encoding="utf-8")
     cautions = page.partition("What may not be concluded")[2].partition("</aside>")[0]
     assert all(line.removeprefix(f"{whole}/") in html.unescape(cautions) for line in told)
@@ -184,6 +192,7 @@ def test_huge_numbers_of_sound_runs_are_drawn(whole: Path) -> None:
         result |= {"status": "ok", "diverged": None, "outcome": "not_yet_learned"}
         result["metrics"] |= {"val/nll": 700.0, "val/perplexity": 1e308}
         (run / "result.json").write_text(json.dumps(result))
+        reseal(run / "result.json")
     page = write_report(whole).read_text(encoding="utf-8")
     assert "8 of 8 planned cells finished: of them 8 not yet learned." in page
     assert "Not yet learned: 8 of 8 runs." in page

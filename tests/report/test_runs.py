@@ -151,37 +151,6 @@ def test_how_a_cell_ended(make_grid, nll, told, outcome, loss, capped):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "said"),
-    [
-        ("metrics.csv", b"step,val/nll\n1,3x5\n", "damaged: line 2"),
-        ("metrics.csv", b"step,val/nll\n1,3.5\n2,", "its last line"),
-        ("metrics.csv", b"step,val/nll\n1e99,3.5\n", "damaged: line 2 … 1e99"),
-        ("metrics.csv", b"step,val/nll\n-1,3.5\n", "damaged: line 2 … -1"),
-        ("metrics.csv", b"\x00\xff\n", "torn or"),
-        ("probes.csv", b"step\n1\n", "damaged: … 'quantity'"),
-        ("probes.csv", b"step,quantity,stack,layer,head,value\n1,a,b,x,,2\n", "line 2"),
-        ("probes.csv", b"step,quantity,stack,layer,head,value\n1,a,b\n", "line 2"),
-        ("hypotheses.txt", b"\xff\n", "damaged: 'utf-8'"),
-        ("hypotheses.txt", b"ein\nzwei", "its last line"),
-        ("block.json", b'{"encoder": []}', "encoder is not"),
-        ("env.json", b"{", "damaged: … JSON"),
-    ],
-)
-def test_a_damaged_file_of_a_run_leaves_its_result(make_grid, name, data, said):
-    fake = make_grid(lambda axes: 2.0, {SEED: [1]})
-    path = fake.run(fake.cells[0]) / name
-    path.write_bytes(data)
-    grid = read_results(fake.folder)
-    (line,) = damaged_files(grid)
-    assert line.startswith(f"{path}: ")
-    assert told(said).search(line)
-    assert grid.finished[0].run.sound(name) is None
-    if name == "metrics.csv":
-        assert grid.finished[0].run.curve("val/nll") == {}
-        assert validations_frame(grid).empty
-
-
-@pytest.mark.parametrize(
     ("file", "changes", "said"),
     [
         ("plan.json", "{", "( … damaged: … JSON"),

@@ -106,13 +106,13 @@ def test_a_pruner_that_ended_a_cell_takes_all_scores_and_another_none(make_grid:
     fake.prune()
     grid = read_results(fake.folder)
     assert repr(sensitivity_scores(grid)) == repr(scores)
-    assert "pruner ended" not in show(grid, width=1000)
+    assert "ended early" not in show(grid, width=1000)
     assert "limits.pruner" not in dict(messages(limits(grid)))
     fake.prune(0, 1)
     grid = read_results(fake.folder)
     assert sensitivity_scores(grid) == []
     text = show(grid, width=1000)
-    assert "pruner ended 2 cells" in text
+    assert "2 cells are damaged or ended early" in text
     assert (verdicts(grid, []), "verdict" in text) == ([], False)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lightning_app.config.tree import PRESET, RATE, SEED, WARMUP, label
-from lightning_app.report.facts import facts, state_counts
+from lightning_app.report.facts import facts, schedules, state_counts
 from lightning_app.report.figures.need import loss_by_rate
 from lightning_app.report.figures.sheet import Part
 from lightning_app.report.frames import results_frame
@@ -43,6 +43,31 @@ def test_one_rate_for_each_group_or_variant(make_grid: Any, by: str) -> None:
     assert over_rates_table(grid, scores).bodies == {}
     found = [(v.score.score, v.lr) for v in verdicts(grid, scores) if v.kind == "arm"]
     assert sorted(found) == [("delta", 0.001)] * 2 + [("delta", 0.1)] * 2
+
+
+def test_seeds_that_lack_a_rate_are_named_and_leave_the_others(make_grid: Any) -> None:
+    """`exclude` may name a seed and a rate."""
+    axes, lacking = {**AXES, RATE: [0.001, 0.002, 0.003, 0.004, 0.005]}, {1: 0.001, 2: 0.002}
+    for more, seeds, rates in (({}, 1, 5), ({3: 0.003}, 3, 2)):
+        fake = make_grid(loss, axes, curves=False, name=f"demo{seeds}")
+        keep(fake, lambda at, of={**lacking, **more}: at[RATE] != of.get(at[SEED]))
+        rows = [r for r in sensitivity_scores(read_results(fake.folder)) if math.isnan(r.lr)]
+        found = {row.score: row for row in rows if row.variant == "pre_ln"}
+        assert found["tuned"].seeds == found["mean_over_rates"].seeds == seeds
+        assert ("2 of 3 seeds have fewer rates" in found["tuned"].note) == (seeds == 1)
+        assert f"over {rates} rates" in found["mean_over_rates"].note
+
+
+def test_schedules_are_those_of_cells_and_limits_those_of_runs(make_grid: Any) -> None:
+    pairs = {"linear": "paper", "inverse_sqrt": "decoupled"}
+    kind, coupling = "model.schedule.kind", "model.schedule.coupling"
+    fake = make_grid(loss, {**AXES, kind: [*pairs], coupling: [*pairs.values()]}, curves=False)
+    keep(fake, lambda at: pairs[at[kind]] == at[coupling])
+    assert set(schedules(read_results(fake.folder))) == set(pairs.items())
+    waiting = make_grid(lambda axes: "waiting", AXES, curves=False, name="later")
+    found = dict(messages(limits(read_results(waiting.folder))))
+    assert "limits.missing" in found
+    assert found.keys().isdisjoint({"limits.scope", "limits.one_seed", "limits.budget"})
 
 
 def test_each_panel_has_the_entropy_of_its_own_runs(make_grid: Any) -> None:

@@ -22,7 +22,6 @@ from lightning_app.tasks.glue import (
     accuracy,
     count_pairs,
     f1_of_class_1,
-    majority_share,
     matthews_correlation,
     pearson,
     rounding_of,
@@ -221,13 +220,11 @@ def test_constant_predictions(constant: int) -> None:
     confusion = count_pairs(labels, [constant] * 1043, 2)
     assert matthews_correlation(confusion) == 0
     assert metrics.matthews_corrcoef(labels, [constant] * 1043) == 0
-    assert majority_share(confusion) == 721 / 1043
     assert accuracy(confusion) == (721 if constant else 322) / 1043
     assert f1_of_class_1(confusion) == (2 * 721 / (1043 + 721) if constant else 0)
 
 
-def test_the_majority_is_of_labels_and_f1_without_any_positive_is_0() -> None:
-    assert majority_share(count_pairs([0, 0, 1, 2], [1, 1, 1, 1], 3)) == 0.5
+def test_f1_without_any_positive_is_0() -> None:
     assert f1_of_class_1(count_pairs([0, 0], [0, 0], 2)) == 0
     # Large counts do not overflow: the product under the root is 1.6e39, far above int64.
     n = 10**10 // 10

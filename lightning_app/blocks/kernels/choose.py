@@ -272,37 +272,21 @@ def attend(
 ) -> Mixed:
     """``softmax(Q K^T / sqrt(d_k) + mask) V`` (Vaswani et al. 2017, equation 1).
 
-    With `gains` the map is shaped: see `shape_map`. With `cap` its scores are capped: see
-    `attend_capped`.
+    With `gains` the map is shaped: see `shape_map`. With `cap` it is ``softmax(c tanh(L / c) +
+    mask)``, L of `own_scores`.
     """
-    if cap is not None:
-        return attend_capped(query, key, value, mask, dropout, cap)
+    if cap is not None:  # SDPA has none: autograd stores all maps, in float32 at least
+        with torch.autocast(query.device.type, enabled=False):
+            weights = softmax_map(own_scores(query, key, mask, cap), mask)
+            return F.dropout(weights, dropout).to(value.dtype) @ value
     if gains is not None and stores_map(query, key, mask):
         return attend_with_stored_maps(query, key, value, mask, dropout, gains)
     if few_bf16_keys(key, product_type(query), mask) and _forced.get() != "plain":
         heads = attend_few_keys(query, key, value, mask, dropout)
-        return shaped_by(gains, heads, value, mask)
-    how = mask.for_sdpa(query.dtype)
-    heads = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, **how)
-    return shaped_by(gains, heads, value, mask)
-
-
-def attend_capped(
-    query: Queries, key: Keys, value: Values, mask: Mask, dropout: float, cap: float
-) -> Mixed:
-    """``softmax(c tanh(L / c) + mask) V``, with L of `own_scores`.
-
-    SDPA has no cap, so autograd stores the maps of every layer, in float32 at least: memory is
-    quadratic in the number of tokens.
-    """
-    with torch.autocast(query.device.type, enabled=False):
-        weights = softmax_map(own_scores(query, key, mask, cap), mask)
-        return F.dropout(weights, dropout).to(value.dtype) @ value
-
-
-def shaped_by(gains: MapGains | None, attended: Mixed, value: Values, mask: Mask) -> Mixed:
-    """Return `shape_map` of `attended`, or `attended` without `gains`."""
-    return attended if gains is None else shape_map(attended, value, mask, *gains)
+    else:
+        how = mask.for_sdpa(query.dtype)
+        heads = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, **how)
+    return heads if gains is None else shape_map(heads, value, mask, *gains)
 
 
 def attend_with_carry(
@@ -333,7 +317,7 @@ def attend_with_carry(
     else:
         form = _FORM_OF[type(previous)]
     mixed, carry = _FORMS[form](query, key, value, mask, dropout, previous, divisor)
-    return shaped_by(gains, mixed, value, mask), carry
+    return mixed if gains is None else shape_map(mixed, value, mask, *gains), carry
 
 
 def attend_plainly(

@@ -82,16 +82,9 @@ def normformer(stack: Stack) -> StackSpec:
     as self-attention is. The paper's learned vector on the feed-forward's skip, advised for small
     models, is the axis ``ff_skip: {value: 1, learned: true, vector: true}``.
     """
-    attention = AttentionSpec(head_gain=True)
     normed = replace(PRE, norm_branch="layer_norm")
-    block = BlockSpec(
-        around_self=normed,
-        around_cross=normed,
-        around_ff=PRE,
-        self_attention=attention,
-        cross_attention=attention,
-        ff_norm="layer_norm",
-    )
+    block = around(normed, AttentionSpec(head_gain=True))
+    block = replace(block, around_ff=PRE, ff_norm="layer_norm")
     return same_block(stack, block, final_norm="layer_norm")
 
 
@@ -306,9 +299,7 @@ def hybrid_norm(stack: Stack) -> StackSpec:
     """
     attention = AttentionSpec(qk_norm="layer_norm", value_norm="layer_norm")
     last = "around_cross" if stack.cross else "around_self"
-    block = replace(
-        around(ResidualSpec()), self_attention=attention, cross_attention=attention, **{last: POST}
-    )
+    block = replace(around(ResidualSpec(), attention), **{last: POST})
     return same_block(stack, block, final_norm="layer_norm")
 
 
@@ -319,8 +310,7 @@ def hybrid_norm(stack: Stack) -> StackSpec:
 )
 def qk_norm(stack: Stack) -> StackSpec:
     """Pre-LN with a norm over each head of queries and keys, with learned gains."""
-    attention = AttentionSpec(qk_norm="layer_norm")
-    block = replace(around(PRE), self_attention=attention, cross_attention=attention)
+    block = around(PRE, AttentionSpec(qk_norm="layer_norm"))
     return same_block(stack, block, final_norm="layer_norm")
 
 
@@ -542,8 +532,7 @@ def gated_attention(stack: Stack) -> StackSpec:
     ``output_gate: head`` has one gate for each head. Cross-attention, which the paper does not
     have, is gated by the decoder's u.
     """
-    attention = AttentionSpec(output_gate="element")
-    block = replace(around(PRE), self_attention=attention, cross_attention=attention)
+    block = around(PRE, AttentionSpec(output_gate="element"))
     return same_block(stack, block, final_norm="layer_norm")
 
 
@@ -574,9 +563,7 @@ def reordered_norm(stack: Stack) -> StackSpec:
     Theirs of queries and keys are over all heads together, ours over each head, which OLMo's code
     has as an option.
     """
-    attention = AttentionSpec(qk_norm="rms_norm")
-    block = around(ResidualSpec(norm_branch="rms_norm"))
-    block = replace(block, self_attention=attention, cross_attention=attention)
+    block = around(ResidualSpec(norm_branch="rms_norm"), AttentionSpec(qk_norm="rms_norm"))
     return same_block(stack, block, final_norm="rms_norm")
 
 
@@ -704,13 +691,8 @@ def speedrun(stack: Stack) -> StackSpec:
     of the output.
     """
     attention = AttentionSpec(qk_norm="rms_norm_plain")
-    residual = ResidualSpec(norm_input="rms_norm_plain")
-    block = replace(
-        around(residual),
-        self_attention=attention,
-        cross_attention=attention,
-        init=InitSpec(output=0.0, ff_outer=0.0),
-    )
+    block = around(ResidualSpec(norm_input="rms_norm_plain"), attention)
+    block = replace(block, init=InitSpec(output=0.0, ff_outer=0.0))
     return StackSpec(
         blocks=(block,) * stack.depth,
         final_norm="rms_norm_plain",
@@ -729,13 +711,8 @@ def swin_v2(stack: Stack) -> StackSpec:
 
     As in the authors' code, without their windows and biases of positions; their keys have no bias.
     """
-    attention = AttentionSpec(scores="cosine")
-    block = replace(
-        around(ResidualSpec(norm_branch="layer_norm")),
-        self_attention=attention,
-        cross_attention=attention,
-        init=InitSpec(branch_norm=0.0),
-    )
+    block = around(ResidualSpec(norm_branch="layer_norm"), AttentionSpec(scores="cosine"))
+    block = replace(block, init=InitSpec(branch_norm=0.0))
     return same_block(stack, block, final_norm="layer_norm")
 
 
@@ -754,14 +731,9 @@ def ngpt(stack: Stack) -> StackSpec:
     keys act before the rotation, and the head of masked words is as usual. Their model has
     ``{activation: swiglu, positions: rope, tie_embeddings: false}``, no dropout and no decay.
     """
-    attention = AttentionSpec(scores="cosine_features")
-    block = replace(
-        around(ResidualSpec(norm_branch="l2", norm_sum="l2", rule="lerp")),
-        self_attention=attention,
-        cross_attention=attention,
-        ff_scale=True,
-        unit_matrices=True,
-    )
+    residual = ResidualSpec(norm_branch="l2", norm_sum="l2", rule="lerp")
+    block = around(residual, AttentionSpec(scores="cosine_features"))
+    block = replace(block, ff_scale=True, unit_matrices=True)
     return StackSpec(blocks=(block,) * stack.depth, input_norm="l2")
 
 

@@ -35,7 +35,7 @@ from lightning_app.report.figures.sheet import (
     wrapped,
 )
 from lightning_app.report.pairs import Arm, Paired, Score, arms, counted_runs
-from lightning_app.report.results import CellResult, GridResults
+from lightning_app.report.results import CellResult, GridResults, as_number
 from lightning_app.report.statistics import LEVEL, Estimate, ended_alike, mean, seeds_interval
 from lightning_app.report.tasks import constant_score, failed, median_score
 from lightning_app.report.verdicts import verdicts
@@ -119,7 +119,7 @@ def forest(part: Part, *, narrow: bool = False) -> list[Sketch]:
     handles = [
         key("one seed", marker="o", markersize=4, color=BLUE, alpha=0.9),
         key("mean", marker="D", markersize=5, color=BLUE),
-        key(f"{LEVEL:.0%} interval", color=INK, linestyle="-", linewidth=3.0),
+        key(f"{1 - grid.alpha:.0%} interval", color=INK, linestyle="-", linewidth=3.0),
         key("interval that decides", color=INK, linestyle="-", linewidth=1.0),
     ]
     if matters:
@@ -168,7 +168,7 @@ def _forest_rows(grid: GridResults) -> tuple[list[ForestRow], float, str]:
         )
         for each in [*over, *arms_of]
     ]
-    return rows_of, grid.matters, "← warm-up costs     nats per token     warm-up saves →"
+    return rows_of, grid.matters, f"← warm-up costs     {grid.unit}     warm-up saves →"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ def _curves(axes: "Axes", rows: Sequence[VariantEffect], part: Part) -> list[dic
             axes.text(last * 1.02, y, name, color=INK, fontsize=8.5, va="center")
     axes.grid(axis="y", color=GRID)
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("Δ (nats per token)")
+    axes.set_ylabel(f"Δ ({part.grid.unit})")
     return table
 
 
@@ -347,7 +347,7 @@ def loss_by_rate(part: Part, *, columns: int = 4) -> list[Sketch]:
         key("stalled or non-finite", marker="X", markersize=6),
         key("unigram entropy", linestyle=REFERENCE),
     ]
-    arrange(figure, axes_of, "learning rate", "final loss (nats per token)", handles)
+    arrange(figure, axes_of, "learning rate", f"final loss ({part.grid.unit})", handles)
     what = say(f"figures.loss_by_rate.{'tuned' if part.grid.trials else 'means'}")
     return [sketch("loss_by_rate", figure, rows, links, cells, what=what)]
 
@@ -551,7 +551,7 @@ def final_loss(part: Part) -> list[Sketch]:
         part,
         lambda cell: cell.loss,
         "Final validation loss against warm-up",
-        "final validation loss (nats per token)",
+        f"final validation loss ({part.grid.unit})",
         say("figures.by_warmup.loss"),
         entropy=True,
     )
@@ -568,7 +568,7 @@ def final_quality(part: Part) -> list[Sketch]:
     metric, name = score.metric, score.title
     return _by_warmup(
         part,
-        lambda cell: _number(cell.metrics.get(metric)),
+        lambda cell: as_number(cell.metrics.get(metric)),
         f"{name} against warm-up",
         score.unit,
         say("figures.by_warmup.quality", name=name, metric=metric),
@@ -578,7 +578,7 @@ def final_quality(part: Part) -> list[Sketch]:
 
 def _quality(part: Part) -> QualityMetric | None:
     for score in task_facts(part.grid.setting("model.objective.kind")).scores:
-        if any(math.isfinite(_number(cell.metrics.get(score.metric))) for cell in part.cells):
+        if any(math.isfinite(as_number(cell.metrics.get(score.metric))) for cell in part.cells):
             return score
     return None
 
@@ -684,17 +684,5 @@ def _draw_means(
         if math.isfinite(each["low"]):
             ends = [[centre - each["low"]], [each["high"] - centre]]
             axes.errorbar(x, centre, yerr=ends, color=INK, capsize=3, linewidth=1.2, zorder=4)
-        axes.plot(
-            x,
-            centre,
-            marker="D",
-            markersize=5.5,
-            color=colour,
-            markeredgecolor=INK,
-            markeredgewidth=0.8,
-            zorder=5,
-        )
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+        look: dict[str, Any] = {"marker": "D", "markersize": 5.5, "markeredgecolor": INK}
+        axes.plot(x, centre, color=colour, markeredgewidth=0.8, zorder=5, **look)

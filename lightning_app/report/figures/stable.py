@@ -38,7 +38,6 @@ from lightning_app.runs.records import Curve, Place, probed_values
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
-    from matplotlib.figure import Figure
 
 
 COLOUR_MAP = "cividis"  # perceptually uniform, also in grey and for colour-blind readers
@@ -83,17 +82,13 @@ def rate_by_warmup(part: Part) -> list[Sketch]:
     axes_of[0].set_ylim(-0.5, len(rates) - 0.5)
     cross = key("k/n: k of n runs stalled or non-finite", color=INK, marker="x")
     arrange(figure, axes_of, "warm-up (updates)", "learning rate", [cross], below=BAR)
-    _colour_bar(figure, mappable)
-    return [sketch("rate_by_warmup", figure, rows, links, cells)]
-
-
-def _colour_bar(figure: "Figure", mappable: "ScalarMappable") -> None:
-    width, height = map(float, figure.get_size_inches())
-    length = min(4.0, 0.7 * width)
-    place = ((width - length) / 2 / width, 0.5 / height, length / width, 0.14 / height)
+    wide, high = map(float, figure.get_size_inches())
+    length = min(4.0, 0.7 * wide)
+    place = ((wide - length) / 2 / wide, 0.5 / high, length / wide, 0.14 / high)
     bar = figure.colorbar(mappable, cax=figure.add_axes(place), orientation="horizontal")
-    bar.set_label("mean final loss (nats per token)")
+    bar.set_label(f"mean final loss ({part.grid.unit})")
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    return [sketch("rate_by_warmup", figure, rows, links, cells)]
 
 
 def _map(
@@ -182,7 +177,7 @@ def twins(part: Part) -> list[Sketch]:
 
 def _pair(part: Part, variant: str) -> tuple[CellResult, CellResult] | None:
     """The first stalled run, by rate and seed, that has a twin; the longest warm-up is its twin."""
-    runs = [cell for cell in part.cells if cell.variant == variant and cell.run.sound(PROBES)]
+    runs = [cell for cell in part.cells if cell.variant == variant and cell.run.file(PROBES)]
     runs.sort(key=lambda cell: (cell.lr or 0.0, cell.seed or 0, warmup_of(cell)))
     for stalled in (cell for cell in runs if cell.state == "diverged"):
         others = [
@@ -215,20 +210,11 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
     for cell, places, row in zip(pair, curves, grid, strict=True):
         for (quantity, stack), axes in zip(columns, row, strict=True):
             for place, curve in sorted(_of(places, quantity, stack), key=lambda i: i[0].layer or 0):
-                look = (
-                    _layer_look(place.layer, layers) if place.layer is not None else {"marker": "o"}
-                )
+                look: Any = {"color": colour, "markersize": 4, "linewidth": 1.4}
+                look |= {"marker": "o"} if place.layer is None else _layer_look(place.layer, layers)
                 named = f"{quantity.replace('_', ' ')}, {place.stack}"
                 named += "" if place.layer is None else f", layer {place.layer}"
-                axes.plot(
-                    list(curve),
-                    list(curve.values()),
-                    color=colour,
-                    markersize=4,
-                    linewidth=1.4,
-                    url=links.to(cell, named),
-                    **look,
-                )
+                axes.plot([*curve], [*curve.values()], url=links.to(cell, named), **look)
                 mark = {"mark": "run", **identity(cell), **place._asdict()}
                 rows += [{**mark, "step": step, "value": value} for step, value in curve.items()]
             axes.grid(axis="y")
@@ -244,7 +230,12 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
         if quantity == "w2_gradient" and min(values) > 0:
             axes.set_yscale("log")
     figure.supxlabel("optimizer step (log scale)", fontsize=9.5)
-    _layer_legend(figure, layers, colour)
+    handles = [
+        key(f"layer {n}", color=colour, markersize=4, linestyle="-", **_layer_look(n, layers))
+        for n in layers
+    ]
+    most = max(1, int(figure.get_figwidth() // 1.3))
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(most, len(handles)))
     frozen(figure)
     stalled, other = pair
     end = (stalled.record.get("diverged") or {}).get("step")
@@ -267,33 +258,14 @@ def _layer_look(layer: int, layers: Sequence[int]) -> dict[str, Any]:
     return {"marker": MARKERS[turn % len(MARKERS)], "alpha": 0.4 + 0.6 * depth}
 
 
-def _layer_legend(figure: "Figure", layers: Sequence[int], colour: str) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=colour, markersize=4, label=f"layer {n}", **_layer_look(n, layers))
-        for n in layers
-    ]
-    columns = max(1, int(figure.get_figwidth() // 1.3))
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(columns, len(handles)))
-
-
 def read_probes(cell: CellResult, quantities: Container[str] = SIGNALS) -> dict[Place, Curve]:
     """The finite values of `quantities` by place and step; the last value of a step counts."""
-    path = cell.run.sound(PROBES)
+    path = cell.run.file(PROBES)
     curves: dict[Place, Curve] = {}
     for step, place, value in [] if path is None else probed_values(path):
         if place.quantity in quantities and math.isfinite(value):
             curves.setdefault(place, {})[step] = value
     return curves
-
-
-def _last(by_layer: Mapping[int, float]) -> float:
-    return by_layer[max(by_layer)]
-
-
-def _largest(by_layer: Mapping[int, float]) -> float:
-    return max(by_layer.values())
 
 
 def _imbalance(by_layer: Mapping[int, float]) -> float:
@@ -331,9 +303,13 @@ EXPLAINED = (
     Explained("E5", "local_smoothness", "||dg|| / ||dW||", log=True),
     Explained("E6", "w2_gradient", "$W_2$ gradient, last / first", 1.0, _imbalance, log=True),
     Explained("E7", "output_change", "||dF||$^2$ / d", log=True),
-    Explained("E8", "largest_logit", "largest logit", of=_largest),
-    Explained("E8", "qk_singular_value", "$\\sigma_1(W_Q W_K^T)$", of=_largest),
-    Explained("E9", "token_cosine", "cosine of two tokens", 1.0, _last),
+    Explained("E8", "largest_logit", "largest logit", of=lambda values: max(values.values())),
+    Explained(
+        "E8", "qk_singular_value", "$\\sigma_1(W_Q W_K^T)$", of=lambda values: max(values.values())
+    ),
+    Explained(
+        "E9", "token_cosine", "cosine of two tokens", 1.0, lambda values: values[max(values)]
+    ),
     Explained("E9", "output_information", "output information", 0.0),
 )
 """What separates the explanations of warm-up, drawn where runs have it; docs/looking-inside.md
@@ -362,7 +338,7 @@ def _ends(part: Part, variant: str) -> list[CellResult]:
     """
     alike: dict[tuple[float, int], dict[int, CellResult]] = {}
     for cell in part.cells:
-        if cell.variant == variant and cell.run.sound(PROBES):
+        if cell.variant == variant and cell.run.file(PROBES):
             same = alike.setdefault((cell.lr or 0.0, cell.seed or 0), {})
             same.setdefault(warmup_of(cell), cell)
 

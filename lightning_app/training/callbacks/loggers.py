@@ -36,6 +36,7 @@ from lightning_app.probes.figures import attention_image
 from lightning_app.probes.probe import attention_maps
 from lightning_app.runs.folder import DRAWING
 from lightning_app.tasks.base import Task
+from lightning_app.training.datamodule import training_steps
 from lightning_app.training.module import is_logged, loss_of, reserve, tell_all
 
 CSV_ONLY = ("epoch", "train/seconds", "test/perplexity", "test/accuracy")
@@ -259,18 +260,6 @@ def added_loggers(value: Any) -> list[Logger]:
     return list(value) if isinstance(value, Sequence) else [value]
 
 
-class Hyperparameters(pl.Callback):
-    """Pass the config of the run, with its id, to the added loggers once at the start."""
-
-    def __init__(self, loggers: Iterable[Logger], config: Mapping[str, Any]) -> None:
-        self._loggers = list(loggers)
-        self._config = dict(config)
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for logger in self._loggers:
-            logger.log_hyperparams(self._config)
-
-
 def close_loggers(loggers: Iterable[Logger]) -> None:
     """Close the loggers that otherwise close only with the interpreter.
 
@@ -386,7 +375,7 @@ class Progress(pl.Callback):
     def __init__(self, *paths: Path) -> None:
         self.paths = paths
         self._started = time.monotonic()
-        self._first_step = 0
+        self._first_step, self._asked = 0, -1
         self._written = 0.0
 
     def _write(self, trainer: pl.Trainer, stage: str, *losses: float) -> None:
@@ -397,7 +386,7 @@ class Progress(pl.Callback):
         step = trainer.global_step
         report = {
             "step": step,
-            "max_steps": trainer.max_steps,
+            "max_steps": self._asked,
             "rate": (step - self._first_step) / max(now - self._started, 1e-9),
             "time": time.time(),
             "stage": stage,
@@ -409,6 +398,7 @@ class Progress(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started, self._first_step = time.monotonic(), trainer.global_step
+        self._asked = training_steps(trainer)
         self._write(trainer, "train")
 
     def on_train_batch_end(

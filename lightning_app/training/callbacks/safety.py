@@ -32,7 +32,7 @@ from lightning_app.probes.hooks import scores
 from lightning_app.runs.parent import RUN
 from lightning_app.scores.task_facts import Monitored
 from lightning_app.training.hardware import hardware
-from lightning_app.training.module import is_logged, loss_of, nll_of, tell_all
+from lightning_app.training.module import is_logged, loss_of, tell_all
 
 STALL_MARGIN = 0.05
 """Nats below the floor: a run that ends higher has learned nothing from its input."""
@@ -117,10 +117,10 @@ class DivergenceMonitor(pl.Callback):
         ]
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        self._unseen.append((step, loss_of(outputs), nll_of(outputs)))
+        self._unseen.append((step, loss_of(outputs), outputs["nll"]))
         if is_logged(trainer, step) or step >= trainer.max_steps:
             self._look(trainer)
 
@@ -229,16 +229,11 @@ class SaveOnInterrupt(pl.Callback):
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._asked = False
+        self.asked = False  # whether a signal has requested the end of the run
         self._saved = False
         self._interrupts = 0
         self._first_rank = True
         self._before: dict[int, Any] = {}
-
-    @property
-    def asked(self) -> bool:
-        """Whether a signal has requested the end of the run."""
-        return self._asked
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -254,7 +249,7 @@ class SaveOnInterrupt(pl.Callback):
             self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._note)
 
     def _note(self, number: int, frame: object) -> None:
-        self._asked = True
+        self.asked = True
         if number != signal.SIGINT:
             return
         self._interrupts += 1
@@ -266,8 +261,8 @@ class SaveOnInterrupt(pl.Callback):
     def _is_asked(self, trainer: pl.Trainer) -> bool:
         """Whether any rank has received a signal; all ranks call this at the same step."""
         if trainer.world_size == 1:
-            return self._asked
-        flag = torch.tensor(float(self._asked), device=trainer.strategy.root_device)
+            return self.asked
+        flag = torch.tensor(float(self.asked), device=trainer.strategy.root_device)
         return bool(trainer.strategy.reduce(flag, reduce_op="max"))
 
     def on_train_batch_end(
