@@ -190,6 +190,10 @@ def test_a_model_that_ignores_inputs_has_no_correlation(precision: torch.dtype, 
     assert len(task.scored) == first
     scores = task.scores("val", None, Evaluated(nll=1.0, tokens=first))
     assert (scores["val/pearson"], scores["val/spearman"]) == (0.0, 0.0)
+    task = Glue(ObjectiveConfig(kind="glue", glue="RTE"))
+    task.scored = {0: (0.0, 1.0), 1: (0.0, 1.0), 2: (1.0, 1.0)}  # labels and answers
+    scores = task.scores("val", None, Evaluated(nll=1.0, tokens=3))
+    assert (scores["val/majority_accuracy"], scores["val/accuracy"]) == (2 / 3, 1 / 3)
 
 
 @BOTH
