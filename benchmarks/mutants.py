@@ -1611,8 +1611,8 @@ MUTANTS = (
     mutant(
         "reports of any metric",
         at("grids/test_pruning.py"),
-        'report.get("metric", self.metric) != self.metric',
-        "False",
+        'report["metric"] == self.metric and value',
+        "value",
     ),
     mutant(
         "a failed run counts by its last validation",

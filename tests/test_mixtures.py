@@ -41,7 +41,7 @@ def record(checksum: str = "c1", digest: str | None = "d1", **changes: Any) -> d
     ("kind", "changes"),
     [
         ("code", {"code": "bbbb"}),
-        ("code", {"plugins": {"mine.Callback": "cccc"}}),
+        ("code", {"classes": {"mine.Callback": "cccc"}}),
         ("libraries", {"libraries": {"python": "3.12.1", "torch": "2.14.0"}}),
         ("device", {"cpu": "Xeon"}),
         ("device", {"matmul": "MKL (AVX2)"}),

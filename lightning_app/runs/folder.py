@@ -40,57 +40,31 @@ def is_pruned(pruned: Mapping[str, Any], pruner: str | None, metric: str | None)
 
 
 class RunFolder:
-    """The paths in the folder of one run.
-
-    Attributes:
-        path: The folder.
-        config: The resolved config that the run trains.
-        identity: The values that the id of the run is computed from (`identity.record`).
-        plugins: The plug-ins that the run uses, if any, with their digests (`plugins`).
-        plugin_copies: The folder of copies of plug-ins that are files. The copies are never
-            executed.
-        block: The resolved wiring of each stack, written at the end of the run.
-        environment: Interpreter, libraries and device, written at the end of the run.
-        metrics: The curves of all attempts, one row per step.
-        probes: The measurements of the callback `SignalProbe`.
-        tokenizer: The SentencePiece model of the run's data.
-        hypotheses: The translations of the test split, one per line.
-        references: The reference translations in the same order.
-        result: The outcome of the run, written last; only this file shows that it is finished.
-        pruned: The step at which the grid's pruner ended the run, which then has no result.
-        checkpoints: The folder of `last.ckpt` and `best.ckpt`.
-        attempts: The folder of the numbered attempts.
-        added: The folder below which a cell's own loggers and callbacks write.
-        listed: One file per grid that lists the run, with the name of its link there.
-        lock: Held by the process that trains the run.
-        holder: The identity of that process.
-        claim: Held by the supervisor that runs the cell, from the start of an attempt to its end.
-        queue: The early ends and retries of an unfinished run.
-    """
+    """The paths in the folder of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / CONFIG
-        self.identity = path / IDENTITY
-        self.plugins = path / PLUGINS
-        self.plugin_copies = path / "plugins"
-        self.block = path / BLOCK
-        self.environment = path / ENVIRONMENT
-        self.metrics = path / METRICS
-        self.probes = path / PROBES
-        self.tokenizer = path / "tokenizer.model"
-        self.hypotheses = path / HYPOTHESES
-        self.references = path / REFERENCES
-        self.result = path / RESULT
-        self.pruned = path / PRUNED
-        self.checkpoints = path / "checkpoints"
-        self.attempts = path / "attempts"
-        self.added = path / "added"
-        self.listed = path / "grids"
-        self.lock = path / ".lock"
-        self.holder = path / ".holder"
-        self.claim = path / ".claim"
-        self.queue = path / "queue.json"
+        self.config = path / CONFIG  # the resolved config that the run trains
+        self.identity = path / IDENTITY  # the values that its id is computed from
+        self.plugins = path / PLUGINS  # the plug-ins that it uses, if any, with their digests
+        self.plugin_copies = path / "plugins"  # of plug-ins that are files; never executed
+        self.block = path / BLOCK  # the resolved wiring of each stack, written at the end
+        self.environment = path / ENVIRONMENT  # Python, libraries and device, written at the end
+        self.metrics = path / METRICS  # the curves of all attempts, one row per step
+        self.probes = path / PROBES  # the measurements of the callback `SignalProbe`
+        self.tokenizer = path / "tokenizer.model"  # the SentencePiece model of its data
+        self.hypotheses = path / HYPOTHESES  # the translations of the test split, one per line
+        self.references = path / REFERENCES  # the reference translations in the same order
+        self.result = path / RESULT  # the outcome, written last; only it shows a finished run
+        self.pruned = path / PRUNED  # where a grid's pruner ended the run, which has no result
+        self.checkpoints = path / "checkpoints"  # `last.ckpt` and `best.ckpt`
+        self.attempts = path / "attempts"  # the numbered attempts
+        self.added = path / "added"  # a cell's own loggers and callbacks write below it
+        self.listed = path / "grids"  # one file per grid that lists the run, with its name there
+        self.lock = path / ".lock"  # held by the process that trains the run
+        self.holder = path / ".holder"  # the identity of that process
+        self.claim = path / ".claim"  # held by the supervisor of an attempt from start to end
+        self.queue = path / "queue.json"  # the early ends and retries of an unfinished run
 
     def __str__(self) -> str:
         return str(self.path)
@@ -144,28 +118,17 @@ class RunFolder:
 
 
 class AttemptFolder:
-    """The paths in the folder of one attempt of a run.
-
-    Attributes:
-        path: The folder.
-        progress: The step, the rate in steps per second and the loss, for display.
-        provenance: Code, libraries and data of the attempt, written at its start.
-        metrics: The curves of this attempt.
-        reports: One line per validation, if the grid has a pruner.
-        stop: Written by the supervisor to end the attempt.
-        meeting: The file through which the ranks of a cell find each other.
-        error: The traceback of a crash; its last line is the message.
-    """
+    """The paths in the folder of one attempt of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.progress = path / "progress.json"
-        self.provenance = path / "provenance.json"
-        self.metrics = path / METRICS
-        self.reports = path / "reports.jsonl"
-        self.stop = path / "stop"
-        self.meeting = path / "meeting"
-        self.error = path / "error.txt"
+        self.progress = path / "progress.json"  # step, steps per second and loss, for display
+        self.provenance = path / "provenance.json"  # code, libraries, data, written at the start
+        self.metrics = path / METRICS  # the curves of this attempt
+        self.reports = path / "reports.jsonl"  # one line per validation, if the grid has a pruner
+        self.stop = path / "stop"  # written by the supervisor to end the attempt
+        self.meeting = path / "meeting"  # the file through which the ranks find each other
+        self.error = path / "error.txt"  # the traceback of a crash; the message in its last line
 
     def log(self, rank: int) -> Path:
         """The file for the output of a rank."""
@@ -196,38 +159,22 @@ def is_file_name(value: Any) -> bool:
 
 
 class GridFolder:
-    """The paths in the folder of one grid.
-
-    Attributes:
-        path: The folder.
-        specification: `grid.yaml`, the grid file with its base inlined.
-        plan: The cells, with their ids and names.
-        runs: One link per cell into the store of runs.
-        journal: The Optuna study, unless `--storage` names another storage.
-        report: The page that `ablate report` writes.
-        token: Ties the folder to its study in another storage.
-        holder: The supervisor that works in the folder or did so last.
-        supervisor_lock: Held by the supervisors that work in the folder.
-        start_lock: Held while a supervisor starts.
-        study_lock: Held while a supervisor writes the study.
-        link_lock: Held while a run is listed by this grid.
-        report_lock: Held while the report or the index of the runs is written.
-    """
+    """The paths in the folder of one grid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.specification = path / "grid.yaml"
-        self.plan = path / "plan.json"
-        self.runs = path / "runs"
-        self.journal = path / "optuna.journal"
-        self.report = path / "report.html"
-        self.token = path / ".study"
-        self.holder = path / ".supervisor.json"
-        self.supervisor_lock = path / ".supervisor.lock"
-        self.start_lock = path / ".start.lock"
-        self.study_lock = path / ".study.lock"
-        self.link_lock = path / ".link.lock"
-        self.report_lock = path / ".report.lock"
+        self.specification = path / "grid.yaml"  # the grid file with its base inlined
+        self.plan = path / "plan.json"  # the cells, with their ids and names
+        self.runs = path / "runs"  # one link per cell into the store of runs
+        self.journal = path / "optuna.journal"  # the study, unless `--storage` names another
+        self.report = path / "report.html"  # the page that `ablate report` writes
+        self.token = path / ".study"  # ties the folder to its study in another storage
+        self.holder = path / ".supervisor.json"  # who works in the folder, or did so last
+        self.supervisor_lock = path / ".supervisor.lock"  # held by the supervisors in the folder
+        self.start_lock = path / ".start.lock"  # held while a supervisor starts
+        self.study_lock = path / ".study.lock"  # held while a supervisor writes the study
+        self.link_lock = path / ".link.lock"  # held while a run is listed by this grid
+        self.report_lock = path / ".report.lock"  # held while the report or the index is written
 
     def __str__(self) -> str:
         return str(self.path)

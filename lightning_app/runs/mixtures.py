@@ -283,11 +283,9 @@ def _in_turn(values: Iterable[str]) -> str:
 def _code(made: Record) -> str:
     if not made.get("code"):
         return UNKNOWN
-    # Plug-ins do not count here: those used by a run are part of its identity. An earlier version
-    # recorded foreign classes under that name.
-    classes = made.get("classes" if "classes" in made else "plugins")
+    # Plug-ins do not count here: those used by a run are part of its identity.
     code = SAME_CODE.get(made["code"], made["code"])
-    return "+".join([code, *map(str, (classes or {}).values())])
+    return "+".join([code, *map(str, (made.get("classes") or {}).values())])
 
 
 def _libraries(made: Record) -> str:
@@ -303,9 +301,8 @@ def _device(made: Record) -> str:
 
 
 def _arithmetic(made: Record) -> str:
-    return ", ".join(f"{key} {value}" for key, value in (made.get("arithmetic") or {}).items()) or (
-        DEFAULTS
-    )
+    found = (made.get("arithmetic") or {}).items()
+    return ", ".join(f"{key} {value}" for key, value in found) or DEFAULTS
 
 
 def _names_data(axis: str) -> bool:

@@ -40,9 +40,7 @@ class OtherRun(UserError):
 def read_checkpoint(path: Path, folder: Path | None = None) -> dict[str, Any]:
     """Return a checkpoint after checking its file; its tensors are memory-mapped.
 
-    Args:
-        path: The file.
-        folder: The folder of the run it must belong to; None for the folder that contains it.
+    It must belong to the run in `folder`, by default the one whose folder contains it.
 
     Raises:
         OtherRun: if it names a run other than the folder's.
@@ -55,7 +53,7 @@ def read_checkpoint(path: Path, folder: Path | None = None) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         _ = checkpoint["hyper_parameters"]["block"], checkpoint["hyper_parameters"]["architecture"]
         _ = checkpoint["global_step"], checkpoint["vocab_size"]
-        finite = is_finite(checkpoint["state_dict"])
+        sound = is_finite(checkpoint["state_dict"]) or not checkpoint["finite"]
         if checkpoint.get(SEALED) and not is_sealed:
             raise Damaged("damaged: it was changed after it was written, as it has lost its seal")
     except Damaged as error:
@@ -64,7 +62,7 @@ def read_checkpoint(path: Path, folder: Path | None = None) -> dict[str, Any]:
         # Other files fail in many ways, which all get the same message.
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: not a checkpoint of this program ({reason})") from error
-    if not finite and _was_finite(checkpoint):
+    if not sound:
         raise UserError(f"{path}: damaged: holds weights that are not finite, as its run's were")
     if folder is None:
         folder = path.parents[1] if path.parent.name == "checkpoints" else path.parent
@@ -75,8 +73,8 @@ def read_checkpoint(path: Path, folder: Path | None = None) -> dict[str, Any]:
 def _check_run(path: Path, named: Any, identity: Path) -> None:
     """Refuse a checkpoint that names a run other than that in the folder's `identity.json`.
 
-    Checkpoints without a name are from an earlier version. A run may also continue from the
-    checkpoints listed in its identity.
+    A run may also continue from the checkpoints listed in its identity. Those of other programs
+    have no name.
     """
     try:
         known = json.loads(identity.read_text(encoding="utf-8")) if named else {}
@@ -100,44 +98,27 @@ def other_run(path: Path, named: Mapping[str, Any], identity: str) -> str:
 
 
 def data_state(checkpoint: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the saved `TextDataModule.state_dict`; None in old checkpoints without one.
+    """Return the saved `TextDataModule.state_dict`; None in checkpoints of other programs.
 
     Lightning stores it under the name of the class, which may be a user's.
     """
     known = {"digest", "tokenizer_sha256"}
-    found = (
-        each for each in checkpoint.values() if isinstance(each, Mapping) and known <= set(each)
-    )
-    return next(found, None)
-
-
-def _was_finite(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether the weights were finite when saved; for an older checkpoint, whether the loss was."""
-    monitor = checkpoint.get("callbacks", {}).get("DivergenceMonitor", {})
-    return checkpoint.get("finite", not monitor.get("first_bad"))
+    held = (each for each in checkpoint.values() if isinstance(each, Mapping))
+    return next((each for each in held if known <= each.keys()), None)
 
 
 FIELD = "model.init_from"
 
 
 class Parent(NamedTuple):
-    """The files of a run from which another run starts.
+    """The files of a run from which another run starts."""
 
-    Attributes:
-        checkpoint: Its checkpoint; may be missing for a run that ended non-finite.
-        tokenizer: The tokenizer of its data.
-        config: Its config.
-        id: The id of its experiment.
-        non_finite: Whether the run ended non-finite, so that no weights can be taken.
-        steps: The step at which the run ended, and its checkpoint's, if its folder was named.
-    """
-
-    checkpoint: Path
+    checkpoint: Path  # may be missing for a run that ended non-finite
     tokenizer: Path
     config: Path
-    id: str
-    non_finite: bool = False
-    steps: int | None = None
+    id: str  # of its experiment
+    non_finite: bool = False  # so that no weights can be taken
+    steps: int | None = None  # at its end, and of its checkpoint, if its folder was named
 
     @property
     def digest(self) -> str:

@@ -18,15 +18,8 @@ from typing import Any
 from lightning_app.core.code import joint_digest, syntax_digest
 from lightning_app.version import __version__
 
-PACKAGES = (
-    "torch",
-    "lightning",
-    "torchmetrics",
-    "sentencepiece",
-    "sacrebleu",
-    "datasets",
-    "optuna",
-)
+PACKAGES = ("torch", "lightning", "torchmetrics", "sentencepiece")
+PACKAGES += ("sacrebleu", "datasets", "optuna")
 
 APART = (
     *("api", "catalogue", "commands", "grids", "plugins", "report", "testing"),
@@ -100,15 +93,13 @@ def checkout(package: Path) -> dict[str, Any]:
 
     Both are None outside a checkout and without git.
     """
-    unknown = {"commit": None, "dirty": None}
     # A folder that merely happens to be in a checkout, such as .venv, is not part of it.
-    if not _git(package, "ls-files", "--", "__init__.py"):
-        return unknown
-    commit = _git(package, "rev-parse", "HEAD")
-    changed = _git(package, "status", "--porcelain", "--", ".")
-    if commit is None or changed is None:
-        return unknown
-    return {"commit": commit, "dirty": bool(changed)}
+    if _git(package, "ls-files", "--", "__init__.py"):
+        commit = _git(package, "rev-parse", "HEAD")
+        changed = _git(package, "status", "--porcelain", "--", ".")
+        if commit is not None and changed is not None:
+            return {"commit": commit, "dirty": bool(changed)}
+    return {"commit": None, "dirty": None}
 
 
 def command_line(words: Sequence[str] | None = None) -> list[str]:
@@ -141,8 +132,7 @@ def cpu_model() -> str:
         if match := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
             return " ".join(match[1].split())
     if sys.platform == "darwin":
-        name = _output("sysctl", "-n", "machdep.cpu.brand_string")
-        if name:
+        if name := _output("sysctl", "-n", "machdep.cpu.brand_string"):
             return name
     return platform.processor() or platform.machine() or "unknown"
 
@@ -154,14 +144,11 @@ def counts(name: str) -> bool:
 
 def _class_paths(tree: Any) -> Iterator[str]:
     if isinstance(tree, Mapping):
-        path = tree.get("class_path")
-        if isinstance(path, str):
+        if isinstance(path := tree.get("class_path"), str):
             yield path
-        for value in tree.values():
-            yield from _class_paths(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _class_paths(value)
+        tree = [*tree.values()]
+    for value in tree if isinstance(tree, list) else ():
+        yield from _class_paths(value)
 
 
 def _file_of(class_path: str) -> Path | None:

@@ -17,14 +17,7 @@ from lightning_app.core import strict_yaml
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import SEAL, Damaged, check_seal, sha256_of, with_seal, write_whole
 from lightning_app.core.schema import read
-from lightning_app.runs.folder import (
-    CONFIG,
-    IDENTITY,
-    METRICS,
-    VOUCHED,
-    GridFolder,
-    is_file_name,
-)
+from lightning_app.runs.folder import CONFIG, IDENTITY, METRICS, VOUCHED, GridFolder, is_file_name
 from lightning_app.scores.task_facts import LOSS
 from lightning_app.version import BEFORE_STRIKING
 
@@ -191,18 +184,10 @@ def read_json(path: Path) -> dict[str, Any]:
             raise Unsound(f"holds the number {text[:40]}, which is too large")
         return value
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(key for key, _ in pairs if sum(key == each for each, _ in pairs) > 1)
-            raise Unsound(f"holds the key {twice[:40]!r} twice")
-        return found
-
     try:
         tree = json.loads(
             bytes_of(path).decode(),
             parse_constant=refuse,
-            object_pairs_hook=unique,
             parse_float=lambda text: number(text, float),
             parse_int=lambda text: number(text, int),
         )
@@ -312,9 +297,9 @@ class Ended(_OpenRecord):
             raise ValueError(f"{name}: expected a time with its zone, found {value[:40]!r}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DivergenceRecord(_OpenRecord):
-    """When a run diverged and by which rule."""
+@dataclass(frozen=True)
+class Divergence(_OpenRecord):
+    """When and by which rule a run diverged, and its last finite training loss (nats)."""
 
     step: Count
     rule: str
@@ -349,7 +334,7 @@ class ResultRecord(Ended):
 
     status: Literal["ok", "diverged", "cut_short"]
     outcome: Literal["trained", "not_yet_learned", "stalled", "non_finite", "cut_short"]
-    diverged: DivergenceRecord | None
+    diverged: Divergence | None
     metrics: dict[str, float | None]
     # In nats; a vocabulary of 2**63 tokens has 44.
     unigram_entropy: Annotated[float, Gt(0), Lt(64)]
@@ -411,44 +396,28 @@ class Waiting(_OpenRecord):
 class Plan(_OpenRecord):
     """The cells of a grid and the sources they were derived from.
 
-    Attributes:
-        name: The grid's name.
-        hash: Identifies the axes, the cells and the metric, and so the study.
-        made_from: Identifies the content of the grid file and the code that resolved it. While it
-            is unchanged, the plan is valid.
-        metric: The metric by which cells are compared.
-        mode: Whether its `min` or `max` is best.
-        axes: The values of each dotted key.
-        excluded: The number of combinations that the grid file excludes.
-        data: The distinct data configs of the cells.
-        cells: The cells that can run, in the order in which they run.
-        corpora: The digest of each corpus of `data`, None if it is not on this machine.
-        waiting: The cells whose parents, runs of another grid, are not finished.
-        parents: For each `Cell.parent`, and for the parents of these runs, its name in the id of
-            its children (`Parent.name`).
-        parent_data: Like `data`, for the parent grid and the grids that it continues.
-        parent_corpora: The digest of each corpus of `parent_data`.
-        warnings: Allowed settings that weaken comparisons, one sentence each.
-        more: The largest number of cells that a search or a refinement may still ask for.
-        seal: The seal with which it was read.
+    It is valid while `made_from` is unchanged, which identifies the content of the grid file and
+    the code that resolved it.
     """
 
     name: str
-    hash: str
+    hash: str  # identifies the axes, the cells and the metric, and so the study
     made_from: str
-    metric: str
-    mode: str
-    axes: dict[str, list[Any]]
-    excluded: int
-    data: tuple[dict[str, Any], ...]
-    cells: tuple[Cell, ...]
-    corpora: tuple[str | None, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    metric: str  # by which cells are compared
+    mode: str  # whether `min` or `max` of the metric is best
+    axes: dict[str, list[Any]]  # the values of each dotted key
+    excluded: int  # the number of combinations that the grid file excludes
+    data: tuple[dict[str, Any], ...]  # the distinct data configs of the cells
+    cells: tuple[Cell, ...]  # those that can run, in the order in which they run
+    corpora: tuple[str | None, ...] = ()  # the digest of each of `data`, None if it is not here
+    waiting: tuple[Waiting, ...] = ()  # those with an unfinished parent in another grid
+    # For each `Cell.parent`, and the parents of these runs, its name in the id of its children.
     parents: dict[str, str] = field(default_factory=dict)
+    # Like `data` and `corpora`, for the parent grid and the grids that it continues.
     parent_data: tuple[dict[str, Any], ...] = ()
     parent_corpora: tuple[str | None, ...] = ()
-    warnings: tuple[str, ...] = ()
-    more: int = 0
+    warnings: tuple[str, ...] = ()  # allowed settings that weaken comparisons, a sentence each
+    more: int = 0  # the largest number of cells that a search or refinement may still ask for
     seal: dict[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -47,23 +47,17 @@ class DamagedRun(Exception):
 class RunState:
     """The state of a run on disk.
 
-    Attributes:
-        state: `done` (there is a result), `pruned` (the grid's pruner ended it), `failed` (the last
-            attempt left an error, or its result is that of a run that was cut short) or `missing`
-            (none of these, even after other attempts).
-        attempts: The number of attempts so far.
-        result: The content of `result.json`.
-        pruned: The content of `pruned.json`.
-        error: The last line of the error.
-        short: The content of `result.json` of a run that was cut short.
+    It is `done` (there is a result), `pruned` (the grid's pruner ended it), `failed` (the last
+    attempt left an error, or its result is that of a run that was cut short) or `missing` (none of
+    these, even after other attempts).
     """
 
     state: Literal["done", "pruned", "failed", "missing"]
-    attempts: int
-    result: Mapping[str, Any] | None = None
-    pruned: Mapping[str, Any] | None = None
-    error: str | None = None
-    short: Mapping[str, Any] | None = None
+    attempts: int  # so far
+    result: Mapping[str, Any] | None = None  # of `result.json`
+    pruned: Mapping[str, Any] | None = None  # of `pruned.json`
+    error: str | None = None  # its last line
+    short: Mapping[str, Any] | None = None  # of `result.json`, where the run was cut short
 
     @property
     def word(self) -> str:
@@ -120,7 +114,7 @@ class Run:
             return RunState(state="done", attempts=attempts, result=result)
         with _damaging(folder.pruned):
             pruned = read_pruned(folder.pruned, self._identity, beside=False)
-            if pruned and self._pruner is not None and pruned.get("attempt", attempts) == attempts:
+            if pruned and self._pruner is not None and pruned["attempt"] == attempts:
                 # Where such a run has continued, the files next to it have changed.
                 pruned = read_pruned(folder.pruned, self._identity)
         if pruned and is_pruned(pruned, self._pruner, self._metric):
@@ -235,11 +229,10 @@ def fraction(progress: Mapping[str, Any] | None) -> float:
 class ReportReader:
     """Read the reports of one run; tracks the steps yielded and the bytes read per file.
 
-    Reports of another metric than `metric` are left out: a grid that shares the run may have had
-    another. Lines of earlier versions do not name theirs.
+    Reports of another metric are left out: a grid that shares the run may have had another.
     """
 
-    metric: str | None = None
+    metric: str
     steps: set[int] = field(default_factory=set)
     read: dict[Path, int] = field(default_factory=dict)
 
@@ -262,21 +255,20 @@ class ReportReader:
                 report = json.loads(line)
             except ValueError:
                 continue  # a power loss can leave zeros; one report is lost
-            if self.metric is not None and report.get("metric", self.metric) != self.metric:
-                continue
-            if report["value"] is not None and report["step"] not in self.steps:
-                yield report["step"], report["value"]
-                self.steps.add(report["step"])
+            step, value = report["step"], report["value"]
+            if report["metric"] == self.metric and value is not None and step not in self.steps:
+                yield step, value
+                self.steps.add(step)
         self.read[path] = start + whole
 
 
-def read_reports(folder: RunFolder, metric: str | None = None) -> dict[int, float]:
+def read_reports(folder: RunFolder, metric: str) -> dict[int, float]:
     """Every step and value of `metric` that a run has reported, over all its attempts."""
     reader, attempts = ReportReader(metric), range(1, folder.last_attempt() + 1)
     return {step: value for attempt in attempts for step, value in reader.new(folder, attempt)}
 
 
-def last_report(folder: RunFolder, metric: str | None = None) -> float | None:
+def last_report(folder: RunFolder, metric: str) -> float | None:
     """The value of the last step that a run has reported; None before the first report."""
     reports = read_reports(folder, metric)
     return reports[max(reports)] if reports else None

@@ -38,21 +38,13 @@ OF_EVALUATION: Mapping[str, frozenset[str]] = {
 
 
 class Checkpoint(NamedTuple):
-    """A verified checkpoint.
-
-    Attributes:
-        path: Its file.
-        step: The step after which it was written.
-        data: The record of the data of its run; None in those of other programs.
-        averaged: Whether its weights are averages, stored together with the raw weights.
-        run: The run that wrote it, by `id`, `seed` and `parent`; None in old checkpoints.
-    """
+    """A verified checkpoint; those of other programs have no `data` and no `run`."""
 
     path: Path
-    step: int
-    data: Mapping[str, Any] | None
-    averaged: bool
-    run: Mapping[str, Any] | None = None
+    step: int  # after which it was written
+    data: Mapping[str, Any] | None  # the record of the data of its run
+    averaged: bool  # whether its weights are averages, stored together with the raw weights
+    run: Mapping[str, Any] | None  # `id`, `seed` and `parent` of the run that wrote it
 
 
 class WholeCheckpoints(TorchCheckpointIO):
@@ -73,10 +65,16 @@ class WholeCheckpoints(TorchCheckpointIO):
             seal(file)
 
 
-def with_whole_checkpoints(plugins: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """Return the objects in a field of the Trainer; null, true and false name none."""
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def with_whole_checkpoints(given: Any) -> list[Any]:
     """Return a Trainer's plugins with `WholeCheckpoints`, unless they have a `CheckpointIO`."""
-    plugins = list(plugins) if isinstance(plugins, list | tuple) else [plugins]
-    plugins = [plugin for plugin in plugins if plugin is not None]
+    plugins = listed(given)
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(WholeCheckpoints())
     return plugins
@@ -118,8 +116,6 @@ def checkpoint_of_cell(
             aside = move(path, path.with_suffix(ending))
             _say(f"{error}; renamed to {aside.name}, the cell starts at step 0")
         return None
-    if checkpoint.run is None and rank == 0:
-        _say(f"{path}: does not name its run, as of an earlier version; assumed to be of this one")
     return checkpoint
 
 
@@ -229,24 +225,14 @@ def checkpoints(folder: Path, monitored: Monitored) -> tuple[Saver, Saver]:
     the best. The best comes first, since the last checkpoint contains its score.
     """
     where = {"dirpath": folder / "checkpoints", "enable_version_counter": False}
-    best = Saver(
-        filename="best",
-        monitor=monitored.metric,
-        mode=monitored.mode,
-        auto_insert_metric_name=False,
-        **where,
-    )
+    best = Saver(filename="best", monitor=monitored.metric, mode=monitored.mode, **where)
     return best, Saver(filename="last", **where)
 
 
 def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data: Any) -> None:
-    """Write the files of a finished run, `result.json` last, and print its scores.
+    """Write the files of a finished run beside its metrics, `result.json` last; print its scores.
 
-    Args:
-        folder: The run's folder, with the metrics of the whole run.
-        result: The content of `result.json`.
-        model: The LightningModule after its evaluation.
-        data: The LightningDataModule.
+    `model` is the LightningModule after its evaluation, `data` the LightningDataModule.
     """
     shutil.copyfile(data.corpus.tokenizer_file, folder.tokenizer)
     stacks = model.architecture.stacks(model.block)
@@ -257,10 +243,7 @@ def write_result(folder: RunFolder, result: Mapping[str, Any], model: Any, data:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "device": result["device"],
-        "slot": result["slot"],
-        "versions": result["versions"],
-        "provenance": result["provenance"],
+        **{name: result[name] for name in ("device", "slot", "versions", "provenance")},
     }
     write_whole(folder.environment, json.dumps(environment, indent=1))
     for path, lines in (

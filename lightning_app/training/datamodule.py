@@ -33,12 +33,8 @@ def limited(batches: int, limit: float) -> int:
 def steps_asked(limits: Mapping[str, Any], batches: int) -> int:
     """Return the number of steps from `max_steps` and `max_epochs`, whichever is less.
 
-    -1 if neither limits the run, which then ends only by time.
-
-    Args:
-        limits: `max_steps`, `max_epochs` and `limit_train_batches`, as in a section
-            `trainer`.
-        batches: The batches of an epoch.
+    -1 if neither limits the run, which then ends only by time. `limits` are those of a section
+    `trainer`, also `limit_train_batches`; `batches` are those of an epoch.
     """
     epochs, steps, limit = (limits[name] for name in ("max_epochs", "max_steps", _LIMIT))
     if epochs is None or epochs == -1:
@@ -69,11 +65,8 @@ def check_ranks(trainer: pl.Trainer) -> None:
     Raises:
         UserError: naming the environment variable.
     """
-    expected = {
-        "RANK": trainer.global_rank,
-        "WORLD_SIZE": trainer.world_size,
-        "LOCAL_RANK": trainer.local_rank,
-    }
+    expected = {"RANK": trainer.global_rank, "WORLD_SIZE": trainer.world_size}
+    expected |= {"LOCAL_RANK": trainer.local_rank}
     for name, value in expected.items():
         if name in os.environ and int(os.environ[name]) != value:
             raise UserError(
@@ -228,8 +221,9 @@ class TextDataModule(pl.LightningDataModule):
         if split not in self.corpus.meta["sizes"]:
             raise UserError(f"data.splits.{split}: the corpus has no {split} split")
         rows = self._rows(split)
-        sampler = self._sampler(split, rows)
-        return ResumableLoader(rows, sampler, self.config.num_workers, self._gpu())
+        device = None if self.trainer is None else self.trainer.strategy.root_device
+        gpu = device if device is not None and device.type == "cuda" else None
+        return ResumableLoader(rows, self._sampler(split, rows), self.config.num_workers, gpu)
 
     def _sampler(self, split: str, rows: SplitRows) -> EpochSampler:
         sampler = rows.sampler(self.config.tokens_per_batch)
@@ -262,7 +256,3 @@ class TextDataModule(pl.LightningDataModule):
             and limit
             and (isinstance(limit, int) or limit < 1.0)
         }
-
-    def _gpu(self) -> torch.device | None:
-        device = None if self.trainer is None else self.trainer.strategy.root_device
-        return device if device is not None and device.type == "cuda" else None

@@ -28,19 +28,14 @@ _LIBRARIES += ("TORCH_ALLOW_", "TORCH_CUDNN", "HIPBLAS", "ROCBLAS_", "MIOPEN_", 
 _NO_NUMBERS = ("VERBOSE", "THREADS", "DYNAMIC", "LOG", "LOGDEST", "LOGINFO", "PROFILE", "CACHE")
 """The suffixes of those that do not: they only print, or are recorded elsewhere."""
 
+_GPU = torch.backends.cuda.matmul
 _SWITCHES: Mapping[str, tuple[Callable[[], Any], Any]] = {
     "float32_matmul_precision": (torch.get_float32_matmul_precision, "highest"),
     "fp32_precision": (lambda: getattr(torch.backends, "fp32_precision", "none"), "none"),
-    "cuda.matmul.allow_tf32": (lambda: torch.backends.cuda.matmul.allow_tf32, False),
+    "cuda.matmul.allow_tf32": (lambda: _GPU.allow_tf32, False),
     "cudnn.allow_tf32": (lambda: torch.backends.cudnn.allow_tf32, True),
-    "fp16_reduced_precision_reduction": (
-        lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-        True,
-    ),
-    "bf16_reduced_precision_reduction": (
-        lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        True,
-    ),
+    "fp16_reduced_precision_reduction": (lambda: _GPU.allow_fp16_reduced_precision_reduction, True),
+    "bf16_reduced_precision_reduction": (lambda: _GPU.allow_bf16_reduced_precision_reduction, True),
     "deterministic_algorithms": (torch.are_deterministic_algorithms_enabled, False),
     "cudnn.deterministic": (lambda: torch.backends.cudnn.deterministic, False),
     "cudnn.benchmark": (lambda: torch.backends.cudnn.benchmark, False),
@@ -83,8 +78,7 @@ def hardware(device: torch.device, ids: Sequence[int] = (0,)) -> dict[str, Any]:
     """
     if device.type == "cpu":
         gpus = []
-        how = torch.backends.cpu.get_cpu_capability()
-        matmul = f"{float32_library()} ({how})"
+        matmul = f"{float32_library()} ({torch.backends.cpu.get_cpu_capability()})"
     else:
         is_cuda = device.type == "cuda"
         gpus = [torch.cuda.get_device_name(k) if is_cuda else device.type for k in ids]

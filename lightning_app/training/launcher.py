@@ -41,8 +41,7 @@ def check_launcher(environment: Mapping[str, str]) -> None:
     for name in given:
         if not environment[name].isdecimal():
             raise UserError(f"{name}: expected a whole number, found {environment[name]!r}")
-    launchers = (*_LAUNCHERS, _KUBEFLOW)
-    if given and not any(all(name in environment for name in each) for each in launchers):
+    if given and not any(environment.keys() >= {*each} for each in (*_LAUNCHERS, _KUBEFLOW)):
         raise UserError(
             f"{given[0]}={environment[given[0]]} is set, but no launcher of processes such as "
             f"torchrun or srun: unset {' '.join(given)}"
@@ -52,17 +51,11 @@ def check_launcher(environment: Mapping[str, str]) -> None:
 def check_hosts(hosts: int, environment: Mapping[str, str]) -> None:
     """Refuse a run on several hosts without a launcher on each: it would wait forever.
 
-    Args:
-        hosts: `trainer.num_nodes`.
-        environment: The variables of this process.
-
     Raises:
         UserError: naming the launchers that start the others.
     """
     by_hand = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")  # as Lightning documents for any cluster
-    if hosts > 1 and not any(
-        all(name in environment for name in each) for each in (*_LAUNCHERS, by_hand)
-    ):
+    if hosts > 1 and not any(environment.keys() >= {*each} for each in (*_LAUNCHERS, by_hand)):
         raise UserError(
             f"trainer.num_nodes: {hosts}, but no launcher has started this process on each host; "
             f"call it by srun or torchrun, or on each host with {', '.join(by_hand)} set"
@@ -79,12 +72,8 @@ def run_written(
 ) -> "TrainingRun":
     """Complete the config of a call and run it, for the command line and for Python.
 
-    Args:
-        command: fit, validate, test or predict.
-        written: The content of the call.
-        imports: Whether the config may name classes outside the tables, which are then imported.
-        again: Whether `fit` retrains a finished run.
-        name: The name that `fit` gives the run; None to derive it from the config.
+    `command` is fit, validate, test or predict. With `imports` the config may name classes outside
+    the tables, which are then imported. `again` and `name` are as in `TrainingRun`.
 
     Raises:
         UserError: for a mistake in the config or its checkpoint, with the source of the value.

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
@@ -121,11 +122,15 @@ def reserve(trainer: pl.Trainer, tags: Iterable[str], *, others: bool = False) -
         raise UserError(f"{both[0]}: logged by this program and by {by}; use another tag")
 
 
-def tell_all(trainer: pl.Trainer, metrics: Mapping[str, float], step: int) -> None:
-    """Log values of the package."""
+Values = Mapping[str, float]
+
+
+def tell_all(trainer: pl.Trainer, metrics: Values, step: int, shown: Values | None = None) -> None:
+    """Log values of the package; event files get only those in `shown`, if it is given."""
     reserve(trainer, metrics)
     for logger in trainer.loggers:
-        logger.log_metrics(dict(metrics), step)
+        few = shown if isinstance(logger, TensorBoardLogger) else None
+        logger.log_metrics(dict(metrics if few is None else few), step)
 
 
 def loss_of(outputs: Any) -> Tensor:
@@ -145,11 +150,8 @@ def compile_blocks(model: torch.nn.Module, **how: Any) -> None:
     """Compile the forward pass of every block in place, so that parameter names stay the same.
 
     Lengths are symbolic from the first batch: a batch of other lengths needs no new compilation.
-    More than `GRAPHS` graphs for each block are an error, not a run that is slower unseen.
-
-    Args:
-        model: The model whose blocks are compiled.
-        how: Additional arguments of `torch.compile`.
+    More than `GRAPHS` graphs for each block are an error, not a run that is slower unseen. `how`
+    are additional arguments of `torch.compile`.
     """
     # Torch counts the graphs of all blocks together, and by default runs what needs more than eight
     # uncompiled; where a layer depends on its place, as in `denseformer`, each has its own.
@@ -311,6 +313,12 @@ class TransformerModule(pl.LightningModule):
         """The type of the parameters."""
         return next(self.parameters()).dtype
 
+    @property
+    def _grouping(self) -> dict[str, Any]:
+        """The arguments of `build_optimizer` for groups that are warmed up and scaled apart."""
+        width = self.architecture.width_factor
+        return {"by_role": self.schedule.warmup_of != "all", "width_factor": width}
+
     def forward(self, batch: Any) -> torch.Tensor:
         return self.objective.logits(self.model, batch)
 
@@ -367,13 +375,9 @@ class TransformerModule(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:
         assert self.model is not None
+        mean: Any = partial(self.trainer.strategy.reduce, reduce_op="mean")
         if self._has_terms:
-            reduce = self.trainer.strategy.reduce
-            count_tokens_of(
-                self.model,
-                self.objective.real_tokens(batch),
-                lambda number: reduce(number, reduce_op="mean"),  # pyright: ignore[reportArgumentType, reportReturnType]
-            )
+            count_tokens_of(self.model, self.objective.real_tokens(batch), mean)
         sums = self.objective.sums(self.model, batch)
         # The mean of the ranks' gradients then equals the gradient of the global batch's mean.
         normalizer = batch.predicted_tokens.to(sums.loss.dtype) / self.trainer.world_size
@@ -389,11 +393,10 @@ class TransformerModule(pl.LightningModule):
                 parts["train/batch_tokens"] = batch.predicted_tokens.to(loss.dtype)
             # The mean over ranks of (share / (tokens / world)) is the global loss.
             stacked = torch.stack([part.detach() for part in parts.values()])
-            values = self.trainer.strategy.reduce(stacked, reduce_op="mean").tolist()  # pyright: ignore[reportAttributeAccessIssue]
             groups = self.trainer.optimizers[0].param_groups
             warmed = (group for group in groups if group.get("role") == self.schedule.warmup_of)
             rate = next(warmed, groups[0])["lr"]
-            logged = {**dict(zip(parts, values, strict=True)), "train/lr": rate}
+            logged = {**dict(zip(parts, mean(stacked).tolist(), strict=True)), "train/lr": rate}
             tell_all(self.trainer, logged, step)
             self._log_steps(step)
         return {"loss": loss, "nll": nll}
@@ -510,10 +513,7 @@ class TransformerModule(pl.LightningModule):
     def metrics_of(self, stage: str, nll: float, correct: int, tokens: int) -> dict[str, float]:
         """Return the metrics of an evaluation from its sums over the predicted tokens."""
         mean = nll / tokens
-        metrics = {
-            f"{stage}/nll": mean,
-            f"{stage}/perplexity": float(torch.tensor(mean).exp()),
-        }
+        metrics = {f"{stage}/nll": mean, f"{stage}/perplexity": float(torch.tensor(mean).exp())}
         if self.objective.classifies:
             metrics[f"{stage}/accuracy"] = correct / tokens
         datamodule = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
@@ -529,14 +529,7 @@ class TransformerModule(pl.LightningModule):
         # Lightning refuses to clip gradients of a fused optimizer in bf16-mixed.
         clipped = self.trainer.precision == "bf16-mixed" and bool(self.trainer.gradient_clip_val)
         fused = self.trainer.precision != "16-mixed" and not clipped
-        by_role = self.schedule.warmup_of != "all"
-        optimizer = build_optimizer(
-            self.optimizer,
-            self.model,
-            fused=fused,
-            by_role=by_role,
-            width_factor=self.architecture.width_factor,
-        )
+        optimizer = build_optimizer(self.optimizer, self.model, fused=fused, **self._grouping)
         schedule = build_schedule(self.schedule, optimizer, training_steps(self.trainer))
         traits = [*self._traits()]
         if averages(optimizer):  # of a plug-in's class, a config does not know it
@@ -546,10 +539,7 @@ class TransformerModule(pl.LightningModule):
             self._check_kept()
             self._averaged = Averaged(optimizer)
         self.trained_by = training_of(optimizer, self.schedule, self.model)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _traits(self) -> Iterator[tuple[str, str]]:
         """The declarations of its parts and the Trainer's, once all of them are built."""

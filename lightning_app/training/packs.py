@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple, cast, final
 
@@ -169,12 +170,8 @@ class PackedModule(TransformerModule):
                     f"model.pack: {self.width} with {type(part).__name__}, which acts after steps "
                     "or adds to the loss, as stacked models do not; use 1"
                 )
-        by_role = self.schedule.warmup_of != "all"
-        factor = self.architecture.width_factor
         self.made = [
-            build_optimizer(
-                each.optimizer, model, fused=False, by_role=by_role, width_factor=factor
-            )
+            build_optimizer(each.optimizer, model, fused=False, **self._grouping)
             for each in self.members
         ]
         names = {parameter: name for name, parameter in model.named_parameters()}
@@ -230,13 +227,18 @@ class PackedModule(TransformerModule):
             each.trained_by = training_of(made, each.schedule, self.model)
         return self.packed_optimizer()
 
+    def _rates(self, place: int) -> list[float]:
+        """The rate of each of the optimizer's groups of a member in the next step."""
+        schedule = self._schedules[place]
+        pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        return [rate * factor(self.global_step) for rate, factor in pairs]
+
     def schedule_of(self, place: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the states of the schedule and of the optimizer's groups of a member alone."""
-        schedule, done = self._schedules[place], self.global_step
+        rates, done = self._rates(place), self.global_step
         groups = self.made[place].state_dict()["param_groups"]
-        pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-        rates = [rate * factor(done) for rate, factor in pairs]
-        state = {**schedule.state_dict(), "last_epoch": done, "_step_count": done + 1}
+        state = self._schedules[place].state_dict()
+        state |= {"last_epoch": done, "_step_count": done + 1}
         groups = [{**group, "lr": rate} for group, rate in zip(groups, rates, strict=True)]
         return {**state, "_last_lr": rates}, groups
 
@@ -268,16 +270,8 @@ class PackedModule(TransformerModule):
         super().on_train_batch_start(batch, batch_idx)
         if not profiled:  # the skips that the batch sets are those of `model`
             self.weights.data.copy_(self._flat())
-        rates = [
-            [
-                rate * factor(self.global_step)
-                for rate, factor, group in zip(
-                    schedule.base_lrs, schedule.lr_lambdas, made.param_groups, strict=True
-                )
-                if group["params"]
-            ]
-            for schedule, made in zip(self._schedules, self.made, strict=True)
-        ]
+        trained = [bool(group["params"]) for group in self.made[0].param_groups]
+        rates = [[*compress(self._rates(place), trained)] for place in range(len(self.members))]
         optimizer: Any = self.trainer.optimizers[0]
         padded = [*rates, *[rates[0]] * (self.width - len(rates))]
         optimizer.rates = torch.tensor(padded, dtype=torch.float64)
@@ -392,11 +386,11 @@ class PackLogger(Logger):
         """Do nothing: a pack has only the loggers of every run, which take none."""
 
     def save(self) -> None:
-        for logger in (each for loggers in self._loggers for each in loggers):
+        for logger in chain.from_iterable(self._loggers):
             logger.save()
 
     def finalize(self, status: str) -> None:
-        for logger in (each for loggers in self._loggers for each in loggers):
+        for logger in chain.from_iterable(self._loggers):
             logger.finalize(status)
 
 
@@ -551,12 +545,8 @@ class PackedCheckpoints(TorchCheckpointIO):
             self._files.save_checkpoint(whole, run.folder.checkpoint("last"))
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        wholes = [
-            super(PackedCheckpoints, self).load_checkpoint(
-                cast(str, run.checkpoint_file()), *args, **kwargs
-            )
-            for run in self._runs
-        ]
+        load, files = super().load_checkpoint, [run.checkpoint_file() for run in self._runs]
+        wholes = [load(cast(str, file), *args, **kwargs) for file in files]
         order = self._module.order
 
         def stacked(rows: list[list[Tensor]]) -> Tensor:
@@ -588,11 +578,9 @@ class PackedCheckpoints(TorchCheckpointIO):
 def fit_pack(runs: Sequence[TrainingRun]) -> None:
     """Train the cells of `runs` as one pack, and write the files of each run.
 
-    They differ in rate and warm-up only, and go on from the same step. Pictures and learned gains
-    are not logged; seconds and memory of a result are its share of those of the pack.
-
-    Args:
-        runs: The runs, at most as many as the pack is wide.
+    They are at most as many as the pack is wide, differ in rate and warm-up only, and go on from
+    the same step. Pictures and learned gains are not logged; seconds and memory of a result are its
+    share of those of the pack.
     """
     first, started = runs[0], datetime.now(UTC)
     pl.seed_everything(first.tree["seed_everything"], workers=True)  # another pack may have drawn
@@ -626,24 +614,19 @@ def fit_pack(runs: Sequence[TrainingRun]) -> None:
             loss = metrics.get(run.monitored.loss, math.nan)
             floors = data.floor, data.training_floor
             outcome = run.divergence.judge(loss, *floors, trainer.global_step)
-            result = run.result(outcome, metrics, run.model, data, started)
+            result = run.result(outcome, metrics, data, started)
             steps, tokens = members.ends.get(place, (result["steps"], result["tokens"]))
             result |= {"steps": steps, "tokens": tokens, "parameters": module.count}
             result |= {"seconds": clock.seconds / len(runs)}
             result |= {"peak_memory_bytes": result["peak_memory_bytes"] // module.width}
-            run.leave(result, run.model, data)
+            run.leave(result, data)
 
 
 def run_pack(cells: Sequence[tuple[Path, int]], *, keep: str = "all", **how: Any) -> None:
-    """Train the configs in several run folders as packs: see `run_cell`.
+    """Train the configs in several run folders, each with its attempt, as packs: see `run_cell`.
 
     Cells that go on from different steps, since a kill came between two of their checkpoints, are
-    trained one pack after another.
-
-    Args:
-        cells: The folder of each run, and the number of its attempt.
-        keep: The checkpoints to keep of a finished run: last or none.
-        how: Further arguments of `run_cell`.
+    trained one pack after another. There is no best checkpoint to `keep`.
     """
     runs: dict[int, list[TrainingRun]] = {}
     for folder, attempt in cells:

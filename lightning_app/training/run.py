@@ -65,6 +65,7 @@ from lightning_app.runs.records import (
     CUT_SHORT,
     SCHEMA,
     SIGNATURES,
+    Divergence,
     Unsound,
     finite_metrics,
     read_yaml,
@@ -90,7 +91,6 @@ from lightning_app.training.callbacks.loggers import (
     Throughput,
     Unprofiled,
     WallClock,
-    added_loggers,
     close_loggers,
     label_loggers,
 )
@@ -116,6 +116,7 @@ from lightning_app.training.checkpoint import (
     device_name,
     find_checkpoint,
     join_metrics,
+    listed,
     peak_memory_bytes,
     with_whole_checkpoints,
     write_pruned,
@@ -127,19 +128,10 @@ from lightning_app.training.datamodule import TextDataModule, check_ranks, steps
 def check_folder(
     folder: RunFolder, record: Record, tree: Mapping[str, Any], resumed: bool
 ) -> Record | None:
-    """Refuse the folder of another experiment: with another config, block or corpus.
+    """Return the record of the run that a folder holds, None if it is empty.
 
-    Args:
-        folder: The folder of the new run.
-        record: The values from which its id is computed.
-        tree: Its resolved config.
-        resumed: Whether it continues from a checkpoint; it may then train more steps.
-
-    Returns:
-        The record of the run that the folder holds, None if it is empty.
-
-    Raises:
-        UserError: naming the first difference, or the damaged file.
+    Refuse that of another experiment, with another config, block or corpus; one that is `resumed`
+    may train more steps. Raises `UserError`, naming the first difference, or the damaged file.
     """
     if not folder.config.exists():
         return None
@@ -400,20 +392,12 @@ class TrainingRun:
 
     def _labels(self) -> Labels:
         model = self.tree["model"]
-        tags = {
-            "preset": model["block"]["preset"],
-            "task": model["objective"]["kind"],
-            "data": self.tree["data"]["name"],
-            "warmup": model["schedule"]["warmup_steps"],
-            "seed": self.tree["seed_everything"],
-            "id": self.id,
-        }
-        return Labels(
-            name=self.folder.name,
-            group=self.folder.grid,
-            attempt=self.attempt,
-            tags={name: str(value) for name, value in tags.items()},
-        )
+        tags = {"preset": model["block"]["preset"], "task": model["objective"]["kind"]}
+        tags |= {"data": self.tree["data"]["name"], "warmup": model["schedule"]["warmup_steps"]}
+        tags |= {"seed": self.tree["seed_everything"], "id": self.id}
+        texts = {name: str(value) for name, value in tags.items()}
+        folder = self.folder
+        return Labels(name=folder.name, group=folder.grid, attempt=self.attempt, tags=texts)
 
     @property
     def resumed(self) -> bool:
@@ -439,8 +423,6 @@ class TrainingRun:
                     f"--ckpt_path {path}: is of step {step}, after which trainer.max_steps {most} "
                     f"trains nothing; it must be at least {step + 1}"
                 )
-        elif self._checkpoint is None and not self._trains:
-            raise UserError(f"{self.command}: --ckpt_path is needed: a file, 'last' or 'best'")
         self.resumed_step = 0 if self._checkpoint is None else self._checkpoint.step
 
     def _open_data(self) -> None:
@@ -479,12 +461,9 @@ class TrainingRun:
     def _begin(self) -> None:
         """Run the checks that need the Trainer, and reserve the folder."""
         self.model.parent_name = self.record.config.get(FIELD)
-        path, averaged = None, False
-        if self._checkpoint is not None:
-            path, averaged = self._checkpoint.path, self._checkpoint.averaged
         stacks = self.model.architecture.stacks(self.model.block)
         blocks = [block for stack in stacks.values() for block in stack.blocks]
-        check_averaging(self.trainer, blocks, path, averaged)
+        check_averaging(self.trainer, blocks, self._checkpoint)
         if self.command is not None and self.trainer.is_global_zero:
             if self._in_store:
                 self.folder = place_run(_SINGLE, self.folder.name, self.id)
@@ -517,8 +496,7 @@ class TrainingRun:
         callbacks: list[pl.Callback] = []
         # Classes outside the tables were imported when the config was completed.
         settings = made_fields(self._section, imports=True)
-        given = settings["callbacks"] or []
-        given = given if isinstance(given, list) else [given]
+        given = listed(settings["callbacks"])
         if self._trains:
             progress = Progress(self.attempt_folder.progress)
             code: dict[str, Any] = {KEY: digests(), f"{KEY}_used": self.used}
@@ -528,8 +506,7 @@ class TrainingRun:
             named["parent"] = made.get("parent", {}).get("id")
             self.origin = Origin(self.attempt_folder.provenance, made, self.resumed, named)
             callbacks += [self.origin, self.divergence, self.throughput, self.clock]
-            callbacks += [GainLogger(), progress]
-            callbacks += [Agreement(self.id), Pictures()]
+            callbacks += [GainLogger(), progress, Agreement(self.id), Pictures()]
             callbacks.append(LambdaCallback(on_train_start=lambda *_: self._check_plugins()))
             before = BeforeAveraging(self.divergence, self.folder.checkpoint("last"))
             given = [before, *given]
@@ -542,7 +519,7 @@ class TrainingRun:
                 callbacks += [self._best, last]
             self.interrupts = SaveOnInterrupt(self.folder.checkpoint("last") if saves else None)
             callbacks.append(self.interrupts)
-            self.added = added_loggers(settings["logger"])
+            self.added = listed(settings["logger"])
             whole = {**self.tree, "id": self.id}
             to_added = LambdaCallback(
                 on_fit_start=lambda *_: [each.log_hyperparams(whole) for each in self.added]
@@ -551,11 +528,8 @@ class TrainingRun:
             if settings["logger"] is not False:
                 # Steps after the checkpoint will be logged again.
                 purge = self.resumed_step + 1 if self.resumed else None
-                settings["logger"] = [
-                    Events(self.folder.path, purge),
-                    Curves(self.attempt_folder.path, name="", version=""),
-                    *self.added,
-                ]
+                curves = Curves(self.attempt_folder.path, name="", version="")
+                settings["logger"] = [Events(self.folder.path, purge), curves, *self.added]
             summarised = any(isinstance(each, ModelSummary) for each in given)
             if settings["enable_model_summary"] is not False and not summarised:
                 callbacks.append(ParameterCount())
@@ -592,44 +566,32 @@ class TrainingRun:
     def fit(self) -> None:
         """Train, decide the outcome, evaluate the test split, and write the files of the run."""
         with self.held:
-            self._fit(self.model, self.datamodule)
+            self._fit()
 
     def evaluate(self, *, verbose: bool = True) -> None:
         """Evaluate the checkpoint: the validation split, or the test split for `test`."""
         evaluate = self.trainer.test if self.command == "test" else self.trainer.validate
-        evaluate(
-            self.model,
-            datamodule=self.datamodule,
-            ckpt_path=self.checkpoint_file(),
-            verbose=verbose,
-            weights_only=True,
-        )
+        evaluate(self.model, verbose=verbose, **self._source())
 
     def predict(self) -> None:
         """Keep one prediction per row, in the order of the split, on the first rank."""
-        self.trainer.predict(
-            self.model,
-            datamodule=self.datamodule,
-            ckpt_path=self.checkpoint_file(),
-            weights_only=True,
-        )
+        self.trainer.predict(self.model, **self._source())
         if self.trainer.is_global_zero:
             self.predictions = [text for _, text in sorted(self.model.predicted.items())]
 
     def checkpoint_file(self) -> str | None:
         return None if self._checkpoint is None else str(self._checkpoint.path)
 
-    def _fit(self, model: Any, datamodule: Any) -> None:
-        trainer = self.trainer
+    def _source(self) -> dict[str, Any]:
+        """What the Trainer reads; our checkpoints hold plain values, foreign ones may hold code."""
+        start = self.checkpoint_file()
+        return {"datamodule": self.datamodule, "ckpt_path": start, "weights_only": True}
+
+    def _fit(self) -> None:
+        trainer, model, datamodule = self.trainer, self.model, self.datamodule
         started = datetime.now(UTC)
         try:
-            # Our checkpoints hold plain values, and foreign checkpoints must not run code.
-            trainer.fit(
-                model,
-                datamodule=datamodule,
-                ckpt_path=self.checkpoint_file(),
-                weights_only=True,
-            )
+            trainer.fit(model, **self._source())
         except Pruned as pruned:
             self._check_plugins()
             self._leave_pruned(pruned.step, started)
@@ -642,8 +604,8 @@ class TrainingRun:
             raise CutShort(self.shortness(self.asked(datamodule))) from ending
         except NothingToFineTune as why:
             self.origin.setup(trainer, model, "fit")  # another callback may have built the model
-            outcome = self.divergence.never_began(str(why))
-            self.leave(self.result(outcome, {}, model, datamodule, started), model, datamodule)
+            outcome = Outcome("non_finite", str(why), Divergence(0, str(why), None))
+            self.leave(self.result(outcome, {}, datamodule, started), datamodule)
             return
         if trainer.global_step == 0:
             limits = ("max_steps", "max_epochs", "max_time", "limit_train_batches")
@@ -657,7 +619,7 @@ class TrainingRun:
             raise CutShort(self.shortness(asked))  # not a valid result for a grid
         metrics: dict[str, Any] = dict(trainer.callback_metrics)
         if finite and int(metrics.get("step", -1)) != trainer.global_step:
-            metrics |= self._validate_end(model, datamodule)
+            metrics |= self._validate_end()
         outcome = self.divergence.judge(
             float(metrics[self.monitored.loss]) if finite else math.nan,
             datamodule.floor,
@@ -665,15 +627,14 @@ class TrainingRun:
             trainer.global_step,
         )
         if short:
-            why = f"{self.shortness(asked)}; {outcome.rule}"
-            outcome = Outcome(CUT_SHORT, why)
+            outcome = Outcome(CUT_SHORT, f"{self.shortness(asked)}; {outcome.rule}")
         if finite and model.objective.config.evaluate_test:
             metrics |= trainer.test(model, datamodule=datamodule, verbose=False)[0]
         metrics = {k: float(v) for k, v in metrics.items() if k.startswith(("val/", "test/"))}
         metrics["train/tokens_per_second"] = self.throughput.rate
         for average in self._averages() if outcome.name not in ("non_finite", CUT_SHORT) else ():
             metrics |= average.metrics(trainer, model, datamodule)
-        self.leave(self.result(outcome, metrics, model, datamodule, started), model, datamodule)
+        self.leave(self.result(outcome, metrics, datamodule, started), datamodule)
 
     def _averages(self) -> list[LastAverage]:
         callbacks: list[Any] = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
@@ -684,27 +645,19 @@ class TrainingRun:
         return steps_asked(self.tree["trainer"], len(datamodule.train_dataloader()))
 
     def shortness(self, asked: int) -> str:
-        short = words_of_short(self.trainer.global_step, asked)
-        limit = self.tree["trainer"]["max_time"]
+        limit, named = self.tree["trainer"]["max_time"], entries(self.tree["trainer"]["callbacks"])
+        given = ", ".join(str(each["class_path"]).rpartition(".")[2] for each in named)
+        by = "a callback or a module"
         if limit is not None:
-            return f"{short} by trainer.max_time {limit} or by a callback{self._callbacks()}"
-        return f"{short} by a callback or a module{self._callbacks()}"
-
-    def _callbacks(self) -> str:
-        named = entries(self.tree["trainer"]["callbacks"])
-        given = [str(each["class_path"]).rpartition(".")[2] for each in named]
-        return f" (trainer.callbacks: {', '.join(given)})" if given else ""
+            by = f"trainer.max_time {limit} or by a callback"
+        short = f"{words_of_short(self.trainer.global_step, asked)} by {by}"
+        return f"{short} (trainer.callbacks: {given})" if given else short
 
     def result(
-        self,
-        outcome: Outcome,
-        metrics: Mapping[str, float],
-        model: Any,
-        datamodule: Any,
-        started: datetime,
+        self, outcome: Outcome, metrics: Mapping[str, float], datamodule: Any, started: datetime
     ) -> dict[str, Any]:
         """The content of `result.json`."""
-        trainer, failure = self.trainer, outcome.divergence
+        trainer, model, failure = self.trainer, self.model, outcome.divergence
         return {
             "schema": SCHEMA,
             "id": self.id,
@@ -737,9 +690,10 @@ class TrainingRun:
             "finished": datetime.now(UTC).isoformat(),
         }
 
-    def _validate_end(self, model: Any, datamodule: Any) -> dict[str, float]:
+    def _validate_end(self) -> dict[str, float]:
         """Validate after the last step unless that was due; keep the checkpoint if best."""
-        metrics = dict(self.trainer.validate(model, datamodule=datamodule, verbose=False)[0])
+        source, trainer = self.datamodule, self.trainer
+        metrics = dict(trainer.validate(self.model, datamodule=source, verbose=False)[0])
         if self._best is not None and self.trainer.is_global_zero:
             kept, score = self._best.best_model_score, metrics[self.monitored.metric]
             sign = 1 if self.monitored.mode == "min" else -1
@@ -757,14 +711,14 @@ class TrainingRun:
         if not self.trainer.strategy.reduce_boolean_decision(not said, all=True):
             raise UserError(said or "plug-ins: refused on another rank of this run")
 
-    def leave(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
+    def leave(self, result: dict[str, Any], datamodule: Any) -> None:
         self._check_plugins()
-        self._write(result, model, datamodule)
+        self._write(result, datamodule)
 
     @rank_zero_only
-    def _write(self, result: dict[str, Any], model: Any, datamodule: Any) -> None:
+    def _write(self, result: dict[str, Any], datamodule: Any) -> None:
         self._join_logs()
-        write_result(self.folder, result, model, datamodule)
+        write_result(self.folder, result, self.model, datamodule)
         close_loggers(self.added)
 
     @rank_zero_only
@@ -777,7 +731,7 @@ class TrainingRun:
             "status": "pruned",
             "step": step,
             "metric": self._pruned_by,
-            "value": last_report(self.folder, self._pruned_by),
+            "value": last_report(self.folder, self._pruned_by or ""),
             "attempt": self.attempt,
             "provenance": self.origin.record,
             "seconds": self.clock.seconds,
@@ -798,13 +752,8 @@ def run_cell(run_dir: Path, attempt: int, *, keep: str = "all", **how: Any) -> N
     """Train the config in `run_dir` and write `result.json`, or `pruned.json` if it was pruned.
 
     It continues from the last checkpoint of an interrupted attempt, to the same weights as an
-    uninterrupted run. It runs in a separate process and raises the error of a run that crashes.
-
-    Args:
-        run_dir: The run's folder, with the cell's config.
-        attempt: The number of this attempt.
-        keep: The checkpoints to keep of a finished run: all, last, best or none.
-        how: Further arguments of `cell_run`.
+    uninterrupted run. It runs in a separate process and raises the error of a run that crashes. Of
+    a finished run it keeps the checkpoints `keep`: all, last, best or none.
     """
     folder, rank, pruned_by = RunFolder(run_dir), how.get("rank", 0), how.get("pruned_by")
     # Lightning was imported in the fork server, before this process had a rank.
@@ -824,15 +773,10 @@ def cell_run(
     slot: Mapping[str, Any] | None = None,
     command: Sequence[str] | None = None,
 ) -> TrainingRun:
-    """Return the run that `run_cell` trains.
+    """Return the run that `run_cell` trains, as `TrainingRun` describes.
 
-    Args:
-        run_dir: The run's folder, with the cell's config.
-        attempt: The number of this attempt.
-        rank: The rank of this process in the run; only rank 0 writes files.
-        pruned_by: The metric to report at validations, for a pruner; None without a pruner.
-        slot: The devices and threads of the run, for its result; `devices` has one for each rank.
-        command: The command line that started the run; None for this process's.
+    Its folder has the cell's config. Only rank 0 writes files. `slot["devices"]` has one for each
+    rank.
     """
     folder = RunFolder(run_dir)
     tree = strict_yaml.load_yaml(folder.config.read_text(encoding="utf-8"))

@@ -36,7 +36,8 @@ def complete(study: optuna.Study, *losses: float) -> None:
 def report(folder: Path, attempt: int, step: int, value: float) -> None:
     record = folder / "attempts" / str(attempt)
     record.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"step": step, "value": value if math.isfinite(value) else None})
+    said = value if math.isfinite(value) else None
+    line = json.dumps({"step": step, "metric": "val/nll", "value": said})
     with (record / "reports.jsonl").open("a") as file:
         file.write(line + "\n")
 
@@ -174,39 +175,40 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_reports_are_read_as_they_come_and_only_whole(folder: RunFolder) -> None:
-    path, reader = folder.attempt(1).reports, ReportReader()
+    path, reader = folder.attempt(1).reports, ReportReader("m")
     assert list(reader.new(folder, 1)) == []
-    assert last_report(folder) is None
-    path.write_text('{"step": 5, "value": 3.0}\n{"step": 10, "val')
+    assert last_report(folder, "m") is None
+    path.write_text('{"step": 5, "metric": "m", "value": 3.0}\n{"step": 10, "metric": "m", "val')
     assert list(reader.new(folder, 1)) == [(5, 3.0)]
     assert list(reader.new(folder, 1)) == []
     with path.open("a") as file:
-        file.write('ue": 2.5}\n{"step": 15, "value": null}\n')
+        file.write('ue": 2.5}\n{"step": 15, "metric": "m", "value": null}\n')
     assert list(reader.new(folder, 1)) == [(10, 2.5)]
-    reader = ReportReader()  # what was not dealt with comes again
-    path.write_text('{"step": 5, "value": 3.0}\n{"step": 10, "value": 2.0}\n')
+    reader = ReportReader("m")  # what was not dealt with comes again
+    path.write_text(lines((5, "m", 3.0), (10, "m", 2.0)))
     for step, _ in reader.new(folder, 1):
         if step == 10:
             break
     assert list(reader.new(folder, 1)) == [(10, 2.0)]
 
 
+def lines(*reports: tuple[int, str, float]) -> str:
+    keyed = (dict(zip(("step", "metric", "value"), each, strict=True)) for each in reports)
+    return "".join(json.dumps(each) + "\n" for each in keyed)
+
+
 def test_the_reports_of_all_attempts_are_one_curve_of_each_metric(folder: RunFolder) -> None:
     first, second = folder.attempt(1).reports, folder.attempt(2).reports
     second.parent.mkdir()
-    first.write_bytes(b'{"step": 5, "value": 3.0}\n{"step": 10, "value": 2.0}\n\0\0\0\n{"st')
-    second.write_text('{"step": 10, "value": 2.0}\n{"step": 15, "value": 1.0}\n')
-    assert read_reports(folder) == {5: 3.0, 10: 2.0, 15: 1.0}
-    assert last_report(folder) == 1.0
+    first.write_text(lines((5, "m", 3.0), (10, "m", 2.0)) + '\0\0\0\n{"st')
+    second.write_text(lines((10, "m", 2.0), (15, "m", 1.0)))
+    assert read_reports(folder, "m") == {5: 3.0, 10: 2.0, 15: 1.0}
+    assert last_report(folder, "m") == 1.0
     second.unlink()
-    lines = [(5, "val/nll", 3.0), (5, "val/bleu", 20.0), (10, "val/bleu", 21.0)]
-    reports = [dict(zip(("step", "metric", "value"), line, strict=True)) for line in lines]
-    old = {"step": 15, "value": 2.0}  # earlier versions did not name it
-    text = "".join(json.dumps(report) + "\n" for report in (*reports, old))
-    first.write_text(text)
-    assert read_reports(folder, "val/nll") == {5: 3.0, 15: 2.0}
-    assert read_reports(folder, "val/bleu") == {5: 20.0, 10: 21.0, 15: 2.0}
-    assert last_report(folder, "val/nll") == 2.0
+    first.write_text(lines((5, "val/nll", 3.0), (5, "val/bleu", 20.0), (10, "val/bleu", 21.0)))
+    assert read_reports(folder, "val/nll") == {5: 3.0}
+    assert read_reports(folder, "val/bleu") == {5: 20.0, 10: 21.0}
+    assert last_report(folder, "val/nll") == 3.0
 
 
 LAST = 40

@@ -28,6 +28,7 @@ def fit(folder: Path, cache: str, steps: int, code: str | None, *, resumed: bool
     """Train on to `steps` with that version of the code, or with one that kept no record."""
     path, last = folder / str(steps) / "provenance.json", folder / "last.ckpt"
     software = {"code": code, "plugins": {}, "libraries": {"torch": "2"}, "command": ["ablate"]}
+    software |= {"classes": {}, "plugins_used": {}}
     origin = Origin(path, software, resumed, {"id": "a", "seed": 1, "parent": None})
     look = Look(path)
     datamodule = data(cache)

@@ -66,9 +66,7 @@ class LastAverage(pl.Callback):
         if self._added != before:  # of a shorter run that goes on, or of other numbers
             self._added, self._sums = [], {}
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any, **__: Any) -> None:
         if (step := trainer.global_step) not in self._steps or step in self._added:
             return
         for name, value in pl_module.named_parameters():

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -37,7 +37,7 @@ from lightning_app.probes.probe import attention_maps
 from lightning_app.runs.folder import DRAWING
 from lightning_app.tasks.base import Task
 from lightning_app.training.datamodule import training_steps
-from lightning_app.training.module import is_logged, loss_of, reserve, tell_all
+from lightning_app.training.module import is_logged, loss_of, tell_all
 
 CSV_ONLY = ("epoch", "train/seconds", "test/perplexity", "test/accuracy")
 """Tags only in ``metrics.csv``: other tags contain the same, or TensorBoard counts it itself."""
@@ -56,14 +56,8 @@ class Events(TensorBoardLogger):
     """
 
     def __init__(self, folder: Path, purge_step: int | None = None) -> None:
-        super().__init__(
-            folder,
-            name="",
-            version="",
-            default_hp_metric=False,
-            purge_step=purge_step,
-            flush_secs=FLUSHED,
-        )
+        how: dict[str, Any] = {"default_hp_metric": False, "flush_secs": FLUSHED}
+        super().__init__(folder, name="", version="", purge_step=purge_step, **how)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         super().log_metrics({k: v for k, v in metrics.items() if k not in CSV_ONLY}, step)
@@ -73,15 +67,6 @@ def event_files(trainer: pl.Trainer) -> Iterator[TensorBoardLogger]:
     """Yield the loggers of this process that write event files."""
     if trainer.is_global_zero:
         yield from (each for each in trainer.loggers if isinstance(each, TensorBoardLogger))
-
-
-def tell(
-    trainer: pl.Trainer, metrics: Mapping[str, float], shown: Mapping[str, float], step: int
-) -> None:
-    """Log `metrics`, but only those in `shown` to event files."""
-    reserve(trainer, metrics)
-    for logger in trainer.loggers:
-        logger.log_metrics(dict(shown if isinstance(logger, TensorBoardLogger) else metrics), step)
 
 
 ATTENTION = "attention"
@@ -189,19 +174,12 @@ class Curves(CSVLogger):
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """The labels of a run for a logger.
+    """The labels of a run for a logger."""
 
-    Attributes:
-        name: The name of the run's folder.
-        group: The name of its grid, None outside a grid.
-        attempt: The number of the attempt; loggers treat each one as a separate run.
-        tags: Short facts, by name.
-    """
-
-    name: str
-    group: str | None
-    attempt: int
-    tags: Mapping[str, str]
+    name: str  # of the run's folder
+    group: str | None  # its grid, None outside a grid
+    attempt: int  # loggers treat each one as a separate run
+    tags: Mapping[str, str]  # short facts, by name
 
 
 Arguments = dict[str, Any]
@@ -234,9 +212,7 @@ LABELLED: Mapping[str, Callable[[Labels], tuple[Arguments, Arguments]]] = {
 def label_loggers(written: Any, labels: Labels) -> None:
     """Set arguments that a config leaves at their defaults in the loggers of ``trainer.logger``.
 
-    Args:
-        written: The complete value of the field; it is changed.
-        labels: The labels of the run for the loggers.
+    The complete value of the field, `written`, is changed.
     """
     for entry in entries(written):
         path = entry["class_path"]
@@ -251,13 +227,6 @@ def label_loggers(written: Any, labels: Labels) -> None:
                 given[name] = value
         if passed_on:
             entry["dict_kwargs"] = {**passed_on, **(entry.get("dict_kwargs") or {})}
-
-
-def added_loggers(value: Any) -> list[Logger]:
-    """Return the loggers in the value of ``trainer.logger``; null, true and false add none."""
-    if value is None or isinstance(value, bool):
-        return []
-    return list(value) if isinstance(value, Sequence) else [value]
 
 
 def close_loggers(loggers: Iterable[Logger]) -> None:
@@ -313,9 +282,7 @@ class Throughput(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._since = time.perf_counter()
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         self._waited += time.perf_counter() - self._since
 
     def on_train_batch_end(
@@ -381,16 +348,10 @@ class Progress(pl.Callback):
     def _write(self, trainer: pl.Trainer, stage: str, *losses: float) -> None:
         if not trainer.is_global_zero:
             return
-        now = time.monotonic()
-        self._written = now
-        step = trainer.global_step
-        report = {
-            "step": step,
-            "max_steps": self._asked,
-            "rate": (step - self._first_step) / max(now - self._started, 1e-9),
-            "time": time.time(),
-            "stage": stage,
-        }
+        self._written, step = time.monotonic(), trainer.global_step
+        rate = (step - self._first_step) / max(self._written - self._started, 1e-9)
+        report = {"step": step, "max_steps": self._asked, "rate": rate}
+        report |= {"time": time.time(), "stage": stage}
         for place, path in enumerate(self.paths):
             partial = path.with_suffix(".partial")
             partial.write_text(json.dumps({**report, "loss": losses[place] if losses else None}))
@@ -433,11 +394,7 @@ class ParameterCount(ModelSummary):
 
     @staticmethod
     def summarize(
-        summary_data: list[tuple[str, list[str]]],
-        total_parameters: int,
-        trainable_parameters: int,
-        *others: Any,
-        **named: Any,
+        summary_data: Any, total_parameters: int, trainable_parameters: int, *_: Any, **__: Any
     ) -> None:
         kept = total_parameters - trainable_parameters
         fixed = f", {kept:,} of them fixed" if kept else ""

@@ -35,8 +35,8 @@ from lightning_app.probes.steps import (
     passage,
     trained_parts,
 )
-from lightning_app.training.callbacks.loggers import event_files, example, show_attention, tell
-from lightning_app.training.module import is_logged
+from lightning_app.training.callbacks.loggers import event_files, example, show_attention
+from lightning_app.training.module import is_logged, tell_all
 
 LOGGED = ("token_cosine", "w2_gradient", "output_information")
 """The logged quantities: they show a stall without warm-up within five steps."""
@@ -88,9 +88,7 @@ class GainLogger(pl.Callback):
     head or unit.
     """
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any, **__: Any) -> None:
         step = trainer.global_step
         if not is_logged(trainer, step):
             return
@@ -106,7 +104,7 @@ class GainLogger(pl.Callback):
         for place in [place for place in found if place.quantity == "span"]:
             for head, span in enumerate(found[place].detach().flatten().tolist()):
                 values[tag(place._replace(head=head))] = span
-        tell(trainer, values, few, step)
+        tell_all(trainer, values, step, few)
         if fires(step):
             for logger in event_files(trainer):
                 for name, drawn in histograms(found).items():
@@ -189,21 +187,17 @@ class SignalProbe(Probing):
         self._before = None
         super().on_train_start(trainer, pl_module)
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *_: Any, **__: Any) -> None:
         if self.fires(trainer.global_step + 1) and trainer.is_global_zero:
             self._before = snapshot(model_of(pl_module))
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any, **__: Any) -> None:
         if self._before is None:
             return
         model, step = model_of(pl_module), trainer.global_step
         rows = update_ratios(model, self._before, step)
         self._before = None
-        rows += probe(model, pl_module.objective, [self.first_batch(trainer)], step)  # pyright: ignore[reportArgumentType]
+        rows += probe(model, pl_module.objective, [self.first_batch(trainer)], step)
         self.record(trainer, rows)
         self._log(trainer, model, rows)
         if any(event_files(trainer)):
@@ -218,8 +212,11 @@ class SignalProbe(Probing):
             if row.quantity in LOGGED and row.head is None and row.layer != 0
         }
         metrics = {tag(place): value for place, value in values.items()}
-        few = {tag(place): values[place] for place in at_the_end(model) if place in values}
-        tell(trainer, metrics, few, rows[0].step)
+        name, stack = list(stacks(model).items())[-1]
+        last, (cosine, gradient, information) = (name, stack.spec.depth), LOGGED
+        ends = Place(cosine, *last), Place(gradient, *last), Place(information, MODEL)
+        few = {tag(place): values[place] for place in ends if place in values}
+        tell_all(trainer, metrics, rows[0].step, few)
 
 
 class UpdateProbe(Probing):
@@ -321,16 +318,7 @@ class UpdateProbe(Probing):
             rows += curvature_rows(model, task, batch, made, step)
         self.record(trainer, rows)
         values = {row.place: row.value for row in rows if row.layer is None}
-        metrics = {tag(place): value for place, value in values.items()}
-        tell(trainer, metrics, metrics, step)
-
-
-def at_the_end(model: nn.Module) -> list[Place]:
-    """Return the probed values that event files record: only the model's last layer."""
-    name, stack = list(stacks(model).items())[-1]
-    last = (name, stack.spec.depth)
-    cosine, gradient, information = LOGGED
-    return [Place(cosine, *last), Place(gradient, *last), Place(information, MODEL)]
+        tell_all(trainer, {tag(place): value for place, value in values.items()}, step)
 
 
 def model_of(module: pl.LightningModule) -> nn.Module:

@@ -30,7 +30,9 @@ from lightning_app.core.files import write_whole
 from lightning_app.models.stack import stacks
 from lightning_app.probes.hooks import scores
 from lightning_app.runs.parent import RUN
+from lightning_app.runs.records import Divergence
 from lightning_app.scores.task_facts import Monitored
+from lightning_app.training.checkpoint import Checkpoint
 from lightning_app.training.hardware import hardware
 from lightning_app.training.module import is_logged, loss_of, tell_all
 
@@ -42,15 +44,6 @@ PLATEAU = 0.5
 """The largest distance (nats) above the floor of a loss on a stall's plateau."""
 TRACE = 200
 """The number of last steps whose training losses are kept."""
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """When and by which rule a run diverged, and its last finite training loss (nats)."""
-
-    step: int
-    rule: str
-    last_finite_loss: float | None
 
 
 @dataclass(frozen=True)
@@ -109,12 +102,9 @@ class DivergenceMonitor(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._first_bad, self._last_finite = state_dict["first_bad"], state_dict["last_finite"]
-        # Checkpoints of version 0.1 lack these two entries.
-        self._recent = deque(state_dict.get("recent", []), maxlen=TRACE)
-        self._unseen = [
-            (step, torch.tensor(loss), torch.tensor(nll))
-            for step, loss, nll in state_dict.get("unseen", [])
-        ]
+        self._recent = deque(state_dict["recent"], maxlen=TRACE)
+        unseen = state_dict["unseen"]
+        self._unseen = [(step, torch.tensor(loss), torch.tensor(nll)) for step, loss, nll in unseen]
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -135,9 +125,8 @@ class DivergenceMonitor(pl.Callback):
         self._unseen = []
         device = trainer.strategy.root_device
         values = torch.stack([torch.stack([v.to(device) for v in of]) for of in columns])
-        if trainer.world_size > 1:
-            # The mean over ranks is the global loss, and all ranks stop at the same step.
-            values = trainer.strategy.reduce(values, reduce_op="mean")
+        # The mean over ranks is the global loss, and all ranks stop at the same step.
+        values = trainer.strategy.reduce(values, reduce_op="mean")
         for step, loss, nll in zip(steps, *values.tolist(), strict=True):  # pyright: ignore[reportAttributeAccessIssue]
             self.see(step, loss, nll)
         if self.has_diverged():
@@ -157,10 +146,6 @@ class DivergenceMonitor(pl.Callback):
             rule = f"the training loss is not finite at step {self._first_bad}"
             self.divergence = Divergence(self._first_bad, rule, self._last_finite)
         return self.divergence is not None
-
-    def never_began(self, why: str) -> Outcome:
-        """Return the outcome of a run whose initial values would not be finite."""
-        return self._failed("non_finite", why, 0)
 
     def judge(
         self, loss: float, floor: float, training_floor: Callable[[], float], step: int
@@ -260,10 +245,7 @@ class SaveOnInterrupt(pl.Callback):
 
     def _is_asked(self, trainer: pl.Trainer) -> bool:
         """Whether any rank has received a signal; all ranks call this at the same step."""
-        if trainer.world_size == 1:
-            return self.asked
-        flag = torch.tensor(float(self.asked), device=trainer.strategy.root_device)
-        return bool(trainer.strategy.reduce(flag, reduce_op="max"))
+        return trainer.strategy.reduce_boolean_decision(self.asked, all=False)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs, batch, batch_idx: int
@@ -275,9 +257,7 @@ class SaveOnInterrupt(pl.Callback):
         if not self._saved:
             raise SIGTERMException
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
         if self._saved:
             raise SIGTERMException
 
@@ -322,20 +302,13 @@ def averaging(trainer: pl.Trainer) -> list[WeightAveraging]:
 
 
 def check_averaging(
-    trainer: pl.Trainer, blocks: Iterable[BlockSpec], checkpoint: Path | None, averaged: bool
+    trainer: pl.Trainer, blocks: Iterable[BlockSpec], start: Checkpoint | None
 ) -> None:
     """Refuse averages that would be wrong, before anything is written.
 
-    Args:
-        trainer: The Trainer with all its callbacks.
-        blocks: The blocks of the model. An average keeps neither the length of rows nor a factor
-            that follows the steps.
-        checkpoint: The checkpoint from which the run continues, None if it starts at step 0.
-        averaged: Whether the weights of the checkpoint are averages. Only the callback that wrote
-            the averages finds the raw weights in it.
-
-    Raises:
-        UserError: naming the callback.
+    An average keeps neither the length of rows nor a factor that follows the steps. If the run
+    starts from a checkpoint of averages, only the callback that wrote them finds the raw weights in
+    it. Raises `UserError`, naming the callback.
     """
     found = averaging(trainer)
     names = " and ".join(type(callback).__name__ for callback in found)
@@ -354,16 +327,16 @@ def check_averaging(
                 f"trainer.callbacks: {names} with model.block.{field} (as in presets ngpt and "
                 "prores), which an average over steps does not keep; use one of the two"
             )
-    if checkpoint is None:
+    if start is None:
         return
-    if averaged and not found:
+    if start.averaged and not found:
         raise UserError(
-            f"--ckpt_path {checkpoint}: holds averaged weights, and trainer.callbacks has no "
+            f"--ckpt_path {start.path}: holds averaged weights, and trainer.callbacks has no "
             "WeightAveraging to continue with; give the callback of the run that wrote it"
         )
-    if found and not averaged:
+    if found and not start.averaged:
         raise UserError(
-            f"--ckpt_path {checkpoint}: holds no averaged weights for {names} of "
+            f"--ckpt_path {start.path}: holds no averaged weights for {names} of "
             "trainer.callbacks to continue with; a run averages from its start or not at all"
         )
 
@@ -439,19 +412,14 @@ class Pruning(pl.Callback):
         self._looked = -1
         self._validated = False
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         step = trainer.global_step
         due = self._validated or (step != self._looked and is_logged(trainer, step))
         if not due:
             return
         self._looked, self._validated = step, False
-        stop = torch.tensor(float(trainer.is_global_zero and self.stop.is_file()))
-        if trainer.world_size > 1:
-            stop = stop.to(trainer.strategy.root_device)
-            stop = trainer.strategy.reduce(stop, reduce_op="max")
-        if stop:
+        stops = trainer.is_global_zero and self.stop.is_file()
+        if trainer.strategy.reduce_boolean_decision(stops, all=False):
             raise Pruned(step)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -468,18 +436,14 @@ class Pruning(pl.Callback):
             )
         if trainer.is_global_zero:
             value = float(metrics[self.metric])
-            report = {
-                "step": trainer.global_step,
-                "metric": self.metric,
-                "value": value if math.isfinite(value) else None,
-            }
+            said = value if math.isfinite(value) else None
+            report = {"step": trainer.global_step, "metric": self.metric, "value": said}
             with self.reports.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(report) + "\n")
 
 
 _MAKERS = ("code", "plugins", "libraries", "data", "cpu", "gpus", "matmul")
-# Earlier versions did not write these.
-_LATER = ("classes", "plugins_used", "arithmetic", "devices", "threads")
+_MAKERS += ("classes", "plugins_used", "arithmetic", "devices", "threads")
 
 
 class Origin(pl.Callback):
@@ -500,7 +464,7 @@ class Origin(pl.Callback):
         self._path = path
         self._run = dict(run)
         self.record: dict[str, Any] = dict(software)
-        # A checkpoint without a record was written by an earlier version.
+        # The checkpoint of a Trainer without this callback has no record.
         self.record["resumed_from"] = [dict.fromkeys(_MAKERS)] if resumed else []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -512,13 +476,11 @@ class Origin(pl.Callback):
             self.record["devices"] = trainer.world_size
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        makers = [*state_dict["resumed_from"], _makers(state_dict)]
-        own = _makers(self.record)
-        found: list[dict[str, Any]] = []
-        for each in makers:
-            if each != own and each not in found:
+        found = [_makers(self.record)]
+        for each in (*state_dict["resumed_from"], _makers(state_dict)):
+            if each not in found:
                 found.append(each)
-        self.record["resumed_from"] = found
+        self.record["resumed_from"] = found[1:]
 
     def state_dict(self) -> dict[str, Any]:
         return {**_makers(self.record), "resumed_from": self.record["resumed_from"]}
@@ -534,8 +496,7 @@ class Origin(pl.Callback):
 
 
 def _makers(record: Mapping[str, Any]) -> dict[str, Any]:
-    made = {key: record[key] for key in _MAKERS}
-    return {**made, **{key: record[key] for key in _LATER if key in record}}
+    return {key: record[key] for key in _MAKERS}
 
 
 class Agreement(pl.Callback):
@@ -619,17 +580,10 @@ class QKClip(pl.Callback):
 
     @torch.no_grad()
     def _measure(
-        self,
-        pl_module: Any,
-        stack: str,
-        place: int,
-        module: Attention,
-        args: Any,
-        kwargs: Any,
-        output: Any,
+        self, system: Any, stack: str, place: int, module: Attention, args: Any, kwargs: Any, _: Any
     ) -> None:
         # Before its first step Admin passes over the batch with other skips.
-        if not (module.training and pl_module.profiled):
+        if not (module.training and system.profiled):
             return
         mask, logits, _ = scores(module, args, kwargs, None)
         cells = mask.allowed & self._real[stack][:, None, :, None]
