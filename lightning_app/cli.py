@@ -150,22 +150,11 @@ def build_parser(whole: Iterable[str] = tuple(COMMANDS)) -> Parser:
         epilog="exit codes: 0 done, 1 a run failed, 2 a mistake in the call, 130 interrupted",
         allow_abbrev=False,
     )
-    parser.add(
-        "--plugin FILE",
-        "load parts of your own first: a file NAME.py, or a module; may be repeated",
-        action="append",
-        type=str,
-        default=[],
-    )
+    text = "load parts of your own first: a file NAME.py, or a module; may be repeated"
+    parser.add("--plugin FILE", text, action="append")  # `plugins_of` reads them
     parser.add_argument("--version", action="version", version=f"ablate {__version__}")
     text = "print a script that completes words in bash, zsh or fish"
-    parser.add_argument(
-        "--print-completion",
-        metavar="SHELL",
-        help=text,
-        action=_PrintCompletion,
-        default=argparse.SUPPRESS,
-    )
+    parser.add(f"{COMPLETION} SHELL", text, action=_PrintCompletion, default=argparse.SUPPRESS)
     group = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     parser.commands = group.choices
     for name, (adds, text, takes, _) in COMMANDS.items():
@@ -186,7 +175,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments of `ablate`; the rest has the name that its command `takes`."""
     plugins, words = plugins_of(words)
     name = words[0] if words else ""
-    options = ("--help", "--version", "--plugin", "--print-completion")
+    options = ("--help", "--version", "--plugin", COMPLETION)
     if name.startswith("-") and name not in ("-h", *options):
         raise UserError(f"unknown argument '{name}'{nearest(name, options)}")
     if name in GONE:
@@ -197,7 +186,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
             hint = hint.replace(f"'{other}'", f"'{ours}'")
         raise UserError(f"unknown command '{name}'{hint}")
     takes = COMMANDS[name].takes if name in COMMANDS else ""
-    parser = build_parser() if name == "--print-completion" else build_parser([name])
+    parser = build_parser() if name == COMPLETION else build_parser([name])
     rest: list[str] = []
     if takes == "overrides":
         rest, words = overrides_of(words)

@@ -41,8 +41,7 @@ def wiring(block: Wiring, axes: Mapping[str, Any]) -> BlockConfig:
     if not isinstance(block, Mapping | BlockConfig):
         raise UserError(f"block: expected a preset or a mapping, found {as_written(block)}")
     config = block if isinstance(block, BlockConfig) else _read(block, "block")
-    with _one_line():
-        check_spec(config, BlockConfig, "block")
+    check_types(BlockConfig, block=config)
     if "preset" in axes:
         raise UserError("preset: is the first argument, block; name it there alone")
     parsed = _read(axes, "")
@@ -54,31 +53,36 @@ def _read(values: Mapping[str, Any], at: str) -> BlockConfig:
     hints = hints_of(BlockConfig)
     for name, value in values.items():
         if is_dataclass(value) and name in hints:
-            with _one_line():
-                check_spec(value, hints[name], name)
+            check_types(hints[name], **{name: value})
     return read(BlockConfig, as_plain(values), at=at)
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
+def one_line() -> Iterator[None]:
+    """Raise a mistake in a specification as a `UserError`."""
     try:
         yield
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
-def _check_whole(least: int, **values: int | None) -> None:
+def check_types(hint: Any, **values: Any) -> None:
+    """Refuse arguments that are not of a type. Raises `UserError`."""
+    with one_line():
+        for name, value in values.items():
+            check_spec(value, hint, name)
+
+
+def _check_positive(**values: int) -> None:
+    check_types(int, **values)
     for name, value in values.items():
-        with _one_line():
-            check_spec(value, int, name)
-        if value < least:  # pyright: ignore[reportOptionalOperand]
-            raise UserError(f"{name} {value}: must be at least {least}")
+        if value < 1:
+            raise UserError(f"{name} {value}: must be at least 1")
 
 
 def _check_peer(cross: bool, peer_depth: int) -> None:
-    with _one_line():
-        check_spec(cross, bool, "cross")
-        check_spec(peer_depth, int, "peer_depth")
+    check_types(bool, cross=cross)
+    check_types(int, peer_depth=peer_depth)
     if peer_depth < 0 or (cross and not peer_depth):
         raise UserError(
             f"peer_depth {peer_depth}: expected the depth of the other stack, at least "
@@ -96,10 +100,9 @@ def _sizes(
 ) -> Sizes:
     """Return the sizes that blocks share."""
     ff_dim = 4 * dim if ff_dim is None else ff_dim
-    _check_whole(1, dim=dim, heads=heads, ff_dim=ff_dim)
+    _check_positive(dim=dim, heads=heads, ff_dim=ff_dim)
     for name, value in (("dropout", dropout), ("attention_dropout", attention_dropout)):
-        with _one_line():
-            check_spec(value, float, name)
+        check_types(float, **{name: value})
         if not 0.0 <= value < 1.0:
             raise UserError(f"{name} {value}: must be at least 0 and less than 1")
     _ = ACTIVATIONS.require(activation, "activation")
@@ -119,12 +122,11 @@ def _resolved(config: BlockConfig, place: Stack) -> StackSpec:
     """Return the specification of a stack that needs no data from a run."""
     if config.memory is not None:
         raise UserError("memory: belongs to a whole model of a text, which `fit` trains")
-    with _one_line():
+    with one_line():
         spec = config.resolve(place)
     for block in spec.blocks:
-        gains = (block.around_self.skip, block.around_cross.skip, block.around_ff.skip)
-        branches = (block.around_self.branch, block.around_cross.branch, block.around_ff.branch)
-        if any(branch.ramp for branch in branches):
+        around = (block.around_self, block.around_cross, block.around_ff)
+        if any(each.branch.ramp for each in around):
             raise UserError(
                 "branch_ramp, as in preset prores, follows the steps of a run, which only `fit` "
                 "counts; take gains with a value"
@@ -134,7 +136,7 @@ def _resolved(config: BlockConfig, place: Stack) -> StackSpec:
                 "unit_matrices, as in preset ngpt, are projected after each step of a run, which "
                 "only `fit` makes; use another preset"
             )
-        if any(gain.profiled for gain in gains):
+        if any(each.skip.profiled for each in around):
             raise UserError(
                 "profiled skips, as in preset admin, start from a pass over the data of a run, "
                 "which only `fit` makes; take gains with a value"
@@ -153,17 +155,8 @@ def _mask(
 ) -> Mask:
     """Return a mask of the tokens of `x`, the argument `name`, that may be attended to.
 
-    Args:
-        name: x or memory.
-        x: (batch, token, dim).
-        dim: The width of the stream.
-        present: (batch, token) bool, True at real tokens and False at padding; None if nothing is
-            padding.
-        batch: The size of the batch, if it is fixed.
-        causal: Whether a token is prevented from attending to later ones.
-
-    Raises:
-        UserError: for a wrong shape or type.
+    `present`, (batch, token) bool, is True at real tokens and False at padding; None if nothing is
+    padding. `batch` is the size of the batch, if it is fixed.
     """
     if x.dim() != 3 or x.shape[2] != dim:
         shape = tuple(x.shape)
@@ -280,7 +273,7 @@ class Block(nn.Module):
         sizes = _sizes(dim, heads, ff_dim, activation, dropout, attention_dropout)
         _check_peer(cross, peer_depth)
         spec, stack = _placed(config, depth, layer, cross=cross, peer_depth=peer_depth)
-        with _one_line():
+        with one_line():
             sizes.check(spec)
         self.dim = dim
         self.layer = layer
@@ -393,9 +386,8 @@ def _placed(
     if (depth is None) != (layer is None):
         raise UserError("depth and layer: the place of a block needs both, or neither")
     if depth is not None and layer is not None:
-        _check_whole(1, depth=depth)
-        with _one_line():
-            check_spec(layer, int, "layer")
+        _check_positive(depth=depth)
+        check_types(int, layer=layer)
         if not 1 <= layer <= depth:
             raise UserError(f"layer {layer}: expected 1 to {depth}, the depth")
         spec = resolved(depth)
@@ -425,8 +417,7 @@ def _resolved_for_block(config: BlockConfig, place: Stack) -> StackSpec:
             raise UserError(f"{name}: belongs to a whole stack; use Encoder or Decoder")
     if spec.rule not in (PLAIN, DUAL):
         raise UserError(f"stream {spec.rule}: belongs to a whole stack; use Encoder or Decoder")
-    span = spec.blocks[0].self_attention.adaptive_span
-    if span is not None:
+    if spec.blocks[0].self_attention.adaptive_span is not None:
         raise UserError("adaptive_span: its penalty belongs to a whole stack; use Encoder")
     return spec
 
@@ -484,28 +475,28 @@ class _Stacked(nn.Module):
         _check_peer(cross, peer_depth)
         if peer_depth and self._causal and not cross:
             raise UserError(f"peer_depth {peer_depth}: a decoder without cross=True reads no stack")
-        _check_whole(1, depth=depth)
+        _check_positive(depth=depth)
         if max_positions is not None:
-            _check_whole(1, max_positions=max_positions)
+            _check_positive(max_positions=max_positions)
             if positions is None:
                 raise UserError(f"max_positions {max_positions}: there are no positions; name them")
         config = wiring(block, axes)
         sizes = _sizes(dim, heads, ff_dim, activation, dropout, attention_dropout)
-        with _one_line():
+        with one_line():
             place = Stack(depth=depth, peer_depth=peer_depth, causal=self._causal, cross=cross)
         spec, order = _resolved(config, place), None
         if positions is not None:
             order = POSITIONS[positions](
                 model_dim=dim, num_heads=heads, max_positions=max_positions or 1024
             )
-            with _one_line():
+            with one_line():
                 order.check()
                 order.check_stack(spec)
             if order.placing(spec) is None and spec.step_signal == "none":
                 raise UserError(
                     f"positions {positions}: are added to the embedding, which is yours; add to x"
                 )
-        with _one_line():
+        with one_line():
             for each in spec.blocks:
                 sizes.check(each)
         self.dim = dim

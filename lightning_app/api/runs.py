@@ -331,10 +331,13 @@ def _ablate(words: list[str], environment: dict[str, str]) -> tuple[int, str]:
             process.send_signal(signal.SIGINT)  # it stops its cells and keeps what is done
 
     last = ""
+    folders = [folder or os.getcwd() for folder in sys.path]
+    # The new process finds the modules that this one finds.
+    modules = {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}
     with _handled(interrupt):
         process = subprocess.Popen(
             [sys.executable, "-m", "lightning_app", *words],
-            env={**os.environ, **_same_modules(), **environment},
+            env={**os.environ, **modules, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -371,9 +374,3 @@ def _handled(handler: Callable[..., None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _same_modules() -> dict[str, str]:
-    """The environment in which a new process finds the modules that this one finds."""
-    folders = [folder or os.getcwd() for folder in sys.path]
-    return {"PYTHONPATH": os.pathsep.join(folders), "PYTHONSAFEPATH": "1"}

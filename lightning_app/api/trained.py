@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from lightning_app.blocks.presets.registry import check_spec
+from lightning_app.api.blocks import check_types, one_line
 from lightning_app.config.classes import named_class
 from lightning_app.config.identity import require, require_of
 from lightning_app.core.errors import UserError
@@ -37,7 +37,7 @@ Rows = Mapping[str, Sequence[Sequence[int]]]  # the ids of each row, by column
 
 def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
     """Refuse a meaningless search width. None means that of the run's config."""
-    _check_types(int | None, beam=beam)
+    check_types(int | None, beam=beam)
     if beam is not None and beam < 1:
         raise UserError(f"beam {beam}: expected at least 1, which is greedy search")
     if beam is not None and vocabulary is not None and beam > vocabulary:
@@ -46,23 +46,13 @@ def check_beam(beam: int | None, vocabulary: int | None = None) -> None:
 
 def sampling(*, texts: int, tokens: int, temperature: float, top_k: int, top_p: float) -> Sampling:
     """Return the sampling settings. Raises `UserError` naming the argument."""
-    _check_types(int, texts=texts, tokens=tokens, top_k=top_k)
-    _check_types(float, temperature=temperature, top_p=top_p)
+    check_types(int, texts=texts, tokens=tokens, top_k=top_k)
+    check_types(float, temperature=temperature, top_p=top_p)
     for name, value in (("texts", texts), ("tokens", tokens)):
         if value < 1:
             raise UserError(f"{name} {value}: expected at least 1")
-    try:
+    with one_line():
         return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-def _check_types(hint: Any, **values: Any) -> None:
-    for name, value in values.items():
-        try:
-            check_spec(value, hint, name)
-        except ValueError as error:
-            raise UserError(str(error)) from error
 
 
 def ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
@@ -235,8 +225,8 @@ class TrainedRun:
             texts=texts, tokens=tokens, temperature=temperature, top_k=top_k, top_p=top_p
         )
         self._needs("causal_lm")
-        _check_types(int, seed=seed)
-        _check_types(str, prompt=prompt)
+        check_types(int, seed=seed)
+        check_types(str, prompt=prompt)
         if not 0 <= seed < 2**63:
             raise UserError(f"seed {seed}: expected 0 to 2^63 - 1")
         prefix = ids_of(prompt, self.tokenizer)
@@ -249,15 +239,9 @@ class TrainedRun:
                 f"{max(0, int(longest) - len(prefix) + 1)}: the model has {int(longest)} learned "
                 "positions"
             )
-        generator = torch.Generator(self.device).manual_seed(seed)
+        draws = torch.Generator(self.device).manual_seed(seed)
         continuations = sample_texts(
-            self.model,
-            prefix,
-            texts=texts,
-            tokens=tokens,
-            how=how,
-            never=NEVER,
-            generator=generator,
+            self.model, prefix, texts=texts, tokens=tokens, how=how, never=NEVER, generator=draws
         )
         return [text_of([*prefix[1:], *row], self.tokenizer) for row in continuations.tolist()]
 

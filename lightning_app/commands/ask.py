@@ -81,15 +81,12 @@ def _grid(
     print(f"ask: {plan}", file=sys.stderr)
     further = {"half_width": matters / 2, "most_seeds": seeds} if seeds > MOST[0] else None
     rate = float(tree["model"]["optimizer"]["lr"])
+    tuned = {RATE: {"low": rate / 4, "high": rate * 4, "log": True}}
     return {
         "name": f"ask_{block}",
         "question": f"Does {block} need learning-rate warm-up?",
         "base_config": load_yaml(source.read_text(encoding="utf-8")),
-        "search": {
-            "per": "seed",
-            "fields": {RATE: {"low": rate / 4, "high": rate * 4, "log": True}},
-            "trials": trials,
-        },
+        "search": {"per": "seed", "fields": tuned, "trials": trials},
         "until": further,
         "axes": {PRESET: arms, WARMUP: [0, steps // 5], SEED: min(MOST[0], seeds)},
         "sensitivity": {

@@ -3,9 +3,9 @@
 import json
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ from lightning_app.grids.plan import (
 )
 from lightning_app.grids.plan_checks import axis_cautions
 from lightning_app.grids.slots import Options
-from lightning_app.report.packed import check_same_cells, find_planned, published
+from lightning_app.report.packed import find_planned, published
 from lightning_app.runs.folder import GridFolder
 from lightning_app.runs.locks import is_held, supervisor_lock, turn
 from lightning_app.runs.mixtures import STALE, Groups, counted, some
@@ -217,10 +217,7 @@ def _time(tree: dict[str, Any]) -> str:
     return f"about {clock(tree['seconds_left'])} with {tree['workers']} workers, {source}"
 
 
-_REPORTED = (  # read from the run folders
-    *("ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged"),
-    "other_data",
-)
+_REPORTED = ("ok", "diverged", "pruned", "failed", "unfinished", "waiting", "damaged", "other_data")
 
 
 def add_report(parser: Parser) -> None:
@@ -274,15 +271,13 @@ def report_command(
             file = read_grid_file(study.parent / FILE)
     for run in runs_with_plugins(GridFolder(folder)):
         require(run)  # it may define facts about a task
-    with ExitStack() as held, document("report", as_json) as tree:
-        port = 6006 if port is None else port  # TensorBoard's default
-        claimed = held.enter_context(claim(port)) if serve else None
-        with ExitStack() as writing:
-            if out is None and _can_write(folder):
-                writing.enter_context(_writing(GridFolder(folder)))
+    port = 6006 if port is None else port  # TensorBoard's default
+    writes = out is None and _can_write(folder)
+    with claim(port) if serve else nullcontext() as claimed, document("report", as_json) as tree:
+        with _writing(GridFolder(folder)) if writes else nullcontext():
             results = read_results(folder, file)
             _check_apart(folder, out or folder)
-            if as_json and out is None and not _can_write(folder):
+            if as_json and out is None and not writes:
                 print(f"{folder}: may only be read: no report.html", file=sys.stderr)
                 page = None
             else:
@@ -391,7 +386,6 @@ def status_command(
     folder = GridFolder(path)
     spec = read_spec(folder.specification if file is None else grid)
     plan = read_plan(folder.plan)
-    check_same_cells(folder, spec)
     with document("status", as_json) as tree:
         tree |= {"grid": plan.name, "folder": folder.path, **_status(Grid(spec, folder, plan))}
         _print_status(tree)
@@ -399,12 +393,12 @@ def status_command(
 
 
 def _status(grid: Grid) -> dict[str, Any]:
-    variants: dict[str, Counter[str]] = {}
+    variants: defaultdict[str, Counter[str]] = defaultdict(Counter)
     running, interrupted, failed, damaged, seconds = [], [], [], [], []
     for cell in grid.cells:
         if damage := grid.damage(cell):
             damaged.append({"name": cell.name, "error": f"{damage.path}: {damage}"})
-            variants.setdefault(grid.variant(cell), Counter())["waiting"] += 1
+            variants[grid.variant(cell)]["waiting"] += 1
             continue
         run = grid.state(cell)
         word = run.word
@@ -419,9 +413,9 @@ def _status(grid: Grid) -> dict[str, Any]:
             word = "waiting"
             if progress := read_progress(grid.run(cell), run.attempts):
                 interrupted.append({"name": cell.name, "step": progress["step"]})
-        variants.setdefault(grid.variant(cell), Counter())[word] += 1
+        variants[grid.variant(cell)][word] += 1
     for cell in grid.plan.waiting:
-        variants.setdefault(grid.variant(cell), Counter())["waiting"] += 1
+        variants[grid.variant(cell)]["waiting"] += 1
     remaining = None
     if running and seconds:
         waiting = sum(words["waiting"] for words in variants.values())
@@ -519,14 +513,11 @@ def results_command(
     pair = _pair(compare) if compare is not None else None
     from lightning_app.api.runs import frame_of
     from lightning_app.report.comparisons import compare_axis, titled, why_apart
-    from lightning_app.report.facts import records_of
     from lightning_app.report.packed import found_results
     from lightning_app.report.results import damaged_files
-    from lightning_app.runs.mixtures import unsealed
 
     with found_results(grid, experiments) as results:
         damaged = damaged_files(results.grid)
-        without_seal = unsealed(records_of(results.grid))
         if pair is None:
             frame = frame_of(results)
             shown = frame if query is None else select(frame, query)
@@ -543,7 +534,7 @@ def results_command(
         print(f"{len(short)} {noun} of {results.grid.name}")
         if pair is None and (why := why_apart(results.grid)):
             print(f"{titled(results.grid)}: not comparable between all runs, because {why}")
-    for line in [*damaged, *filter(None, [without_seal])]:
+    for line in damaged:
         print(line, file=sys.stderr)
     return 1 if damaged else 0
 
@@ -552,10 +543,7 @@ def select(frame: "pd.DataFrame", query: str) -> "pd.DataFrame":
     """Return the rows for which a condition in pandas' query language holds.
 
     Write a column whose name is not an identifier in backticks. A condition on a missing number
-    does not hold.
-
-    Raises:
-        UserError: if pandas cannot evaluate it, or it is not a condition.
+    does not hold. Raises `UserError` if pandas cannot evaluate it, or it is not a condition.
     """
     import pandas as pd
 
@@ -644,14 +632,10 @@ def run_command(
     with document("run", as_json) as tree:
         tree |= {"grid": spec.name, "folder": folder.path, "cells": 0, "elsewhere": 0}
         tree |= by_status(Counter(), _STATES)
-        tree |= {
-            "report": None,
-            **dict.fromkeys(("damaged", "verdicts", "headline"), ()),
-            "answer": "",
-        }
-        of_runs = ("comparisons", "effects", "metrics", "failed_runs", "failure_tests")
-        tree |= {**dict.fromkeys((*of_runs, "task_scores"), ()), "mixtures": {}, "left_out": {}}
-        tree |= {"waiting": (), "unsealed": ()}
+        tree |= {"report": None, "answer": "", "mixtures": {}, "left_out": {}}
+        lists = ("damaged", "verdicts", "headline", "comparisons", "effects", "metrics")
+        lists += ("failed_runs", "failure_tests", "task_scores", "waiting", "unsealed")
+        tree |= dict.fromkeys(lists, ())
         tree["exit_code"] = _run(spec, folder, options, tree)
     return tree["exit_code"]
 

@@ -82,9 +82,8 @@ def add_init(parser: Parser) -> None:
 def init_command(folder: Path, data: Sequence[Path] | None) -> int:
     """Write a project into `folder`; with `data`, also the splits of that corpus.
 
-    Raises:
-        UserError: if a file of the project exists already, or the corpus cannot be read. Then
-            nothing is written.
+    Raises `UserError`, and writes nothing, if a file of the project exists already, or the corpus
+    cannot be read.
     """
     texts: dict[str, str] = {}
     if data is None:
@@ -183,12 +182,12 @@ def _split(paths: Sequence[Path]) -> tuple[TextCounts, dict[str, str]]:
         )
     held = min(MOST, len(lines) // SHARE)
     splits: dict[str, list[tuple[str, ...]]] = {"train": [], "valid": [], "test": []}
-    for place, line in enumerate(lines):
-        # A text goes on from line to line, so that its splits are parts of it.
-        late = "test" if place >= len(lines) - held else "valid"
-        late = late if place >= len(lines) - 2 * held else "train"
-        paired = len(paths) > 1
-        splits[split_of_line(line[0], held / len(lines)) if paired else late].append(line)
+    if len(paths) > 1:
+        for line in lines:
+            splits[split_of_line(line[0], held / len(lines))].append(line)
+    else:  # a text goes on from line to line, so that its splits are parts of it
+        rest, splits["test"] = lines[:-held], lines[-held:]
+        splits |= {"train": rest[:-held], "valid": rest[-held:]}
     if empty := [name for name, rows in splits.items() if not rows]:
         raise UserError(f"init: --data: too few different source lines: {empty[0]} would be empty")
     counts = [0] * len(sides)

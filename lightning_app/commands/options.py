@@ -88,11 +88,7 @@ def add_json(parser: Parser) -> None:
 
 
 def use_threads(count: int | None) -> None:
-    """Let this process and its children use `count` threads; None leaves the environment unchanged.
-
-    Raises:
-        UserError: for a number below 1.
-    """
+    """Let this process and its children use `count` threads, at least 1; None changes nothing."""
     if count is None:
         return
     if count < 1:
@@ -112,3 +108,12 @@ def as_options(command: str, *names: str) -> Iterator[None]:
         if name in names:
             name = f"--{name.replace('_', '-')}"
         raise UserError(f"{command}: {name} {rest}") from error
+
+
+@contextmanager
+def as_checkpoint() -> Iterator[None]:
+    """Name the option of ``--run`` in mistakes: --checkpoint is passed as --ckpt_path."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(str(error).replace("--ckpt_path", "--checkpoint")) from error

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from lightning_app.commands.options import EXPERIMENTS
+from lightning_app.commands.options import EXPERIMENTS, as_checkpoint
 from lightning_app.config.config import data_module, transformer_module
 from lightning_app.config.experiment import cell_id
 from lightning_app.config.identity import require_of, without_evaluation_limits
-from lightning_app.core.errors import UserError
+from lightning_app.core.errors import UserError, named
 from lightning_app.core.files import output_folder, write_whole
 from lightning_app.grids.display import plain_console
 from lightning_app.models.initialization import needs_profiling, profile
@@ -39,7 +39,7 @@ from lightning_app.training.checkpoint import (
     find_checkpoint,
 )
 from lightning_app.training.module import TransformerModule, mix
-from lightning_app.training.run import evaluated_run, run_name
+from lightning_app.training.run import evaluated_run, run_name, set_chatter
 
 COLUMNS = {
     "norm": "sum_norm",
@@ -84,8 +84,7 @@ def probe_models(
     `trees` are the contents of `configs` with overrides. Raises `UserError` for a mistake in a
     checkpoint.
     """
-    for library in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(library).setLevel(logging.ERROR)
+    set_chatter(logging.ERROR)
     names = variant_names(configs, trees)
     checkpoints = [
         None if checkpoint is None else checkpoint_of(checkpoint, config, tree)
@@ -97,11 +96,9 @@ def probe_models(
     probed = []
     with output_folder(folder):
         for config, name, tree, start in zip(configs, names, trees, checkpoints, strict=True):
-            try:
+            with named(config):
                 subject = build(name, tree, start, batches)
                 measured = look(subject, tree, sharpness=sharpness)
-            except UserError as error:
-                raise UserError(f"{config}: {error}") from error
             probed.append(measured)
             show_probed(console, measured, subject)
     console.print(LEGEND, markup=False, soft_wrap=True)
@@ -121,10 +118,7 @@ def probe_models(
 
 
 def check_coordinates(
-    configs: Sequence[Path],
-    trees: Sequence[dict[str, Any]],
-    widths: Sequence[int],
-    out: Path | None,
+    configs: Sequence[Path], trees: list[dict[str, Any]], widths: Sequence[int], out: Path | None
 ) -> int:
     """Train a model of each width for ten steps at the config's rate; print slopes, draw them.
 
@@ -200,14 +194,12 @@ def checkpoint_of(name: str, config: Path, tree: dict[str, Any]) -> Checkpoint:
     folder = Path(root) if root else evaluated_run(tree).path
     if config.name == "config.yaml" and (config.parent / "checkpoints").is_dir():
         folder = config.parent
-    try:
+    with named(config), as_checkpoint():
+        if name not in NAMED and not Path(name).is_file():
+            raise UserError(f"--checkpoint {name}: there is no file {name}; a file, last or best")
         path = find_checkpoint(name, folder)
         require_of(path)
         return check_checkpoint(path, tree["model"])
-    except UserError as error:
-        hint = "" if name in NAMED else f"; a file, {' or '.join(NAMED)}"
-        message = str(error).replace("--ckpt_path", "--checkpoint")
-        raise UserError(f"{config}: {message}{hint if 'no file' in message else ''}") from error
 
 
 def build(name: str, tree: dict[str, Any], checkpoint: Checkpoint | None, batches: int) -> Subject:
@@ -226,10 +218,8 @@ def build(name: str, tree: dict[str, Any], checkpoint: Checkpoint | None, batche
     assert model is not None
     step, moments = 0, None
     if checkpoint is not None:
-        try:
+        with as_checkpoint():
             check_data(checkpoint, data)
-        except UserError as error:
-            raise UserError(str(error).replace("--ckpt_path", "--checkpoint")) from error
         stored = torch.load(checkpoint.path, map_location="cpu", weights_only=True)
         module.load_state_dict(stored["state_dict"])
         step = int(stored["global_step"])
@@ -275,12 +265,8 @@ def _check_scaled(model: dict[str, Any]) -> None:
     """Refuse a sharpness relative to Adam's second moment for steps that it does not scale."""
     optimizer, rates = model["optimizer"], model.get("architecture", {}).get("parametrization")
     kind, factor = optimizer["kind"], optimizer.get("block_rate", 1.0)
-    if factor != 1.0 or rates == "mup":
-        said = (
-            f"optimizer.block_rate {factor}"
-            if factor != 1.0
-            else "architecture.parametrization mup"
-        )
+    said = "architecture.parametrization mup" if rates == "mup" else ""
+    if said := f"optimizer.block_rate {factor}" if factor != 1.0 else said:
         raise UserError(
             f"probe: --sharpness with model.{said}: its steps have several "
             "rates, by one of which the Hessian is divided; leave --sharpness out"
@@ -322,12 +308,8 @@ def show_probed(console: Console, probed: Probed, subject: Subject) -> None:
             texts = [f"{c[layer]:.3g}" if layer in c else "" for c in columns]
             table.add_row(stack, str(layer), *texts, end_section=layer == layers[-1])
     console.print(table)
-    whole = {
-        "loss": "loss",
-        "nll": "nll",
-        "output information": "output_information",
-        "sharpness": "preconditioned_sharpness",
-    }
+    whole = {"loss": "loss", "nll": "nll", "output information": "output_information"}
+    whole["sharpness"] = "preconditioned_sharpness"
     measured = {row.quantity for row in probed.rows}
     values = {h: probed.number(quantity) for h, quantity in whole.items() if quantity in measured}
     text = ", ".join(f"{heading} {value:.4g}" for heading, value in values.items())

@@ -1,6 +1,5 @@
 """A run that a command names: its folder, its checkpoints and its records."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from glob import escape
@@ -42,10 +41,8 @@ def find_run(text: str | Path, option: str = "--run") -> RunFolder:
     """Return the run that `text` names.
 
     The text may be its folder, which takes precedence, GRID/NAME, a name in `ablate fit` or any
-    grid, an id, or the first digits of one.
-
-    Raises:
-        UserError: if there is no such run, or several; `option` is the name of the argument.
+    grid, an id, or the first digits of one. Raises `UserError` if there is no such run, or several;
+    `option` is the name of the argument.
     """
     path = Path(text)
     short = None
@@ -113,8 +110,7 @@ def _holds_run(folder: Path) -> bool:
 def find_checkpoint_of(run: RunFolder, name: str) -> Path:
     """Return the file of a checkpoint: ``best`` or ``last`` of `run`, or a path.
 
-    Raises:
-        UserError: if there is no such file. Another checkpoint never takes its place.
+    Raises `UserError` without such a file: another checkpoint never takes its place.
     """
     if name not in NAMED:
         path = Path(name)
@@ -146,11 +142,8 @@ def evaluation_words(run: str | Path, checkpoint: str, words: Sequence[str]) -> 
     """Return the arguments with which commands such as `test` evaluate a checkpoint of a run.
 
     `words` are additional arguments. The run's loggers are left out: an evaluation is not part of
-    the training that they show.
-
-    Raises:
-        UserError: if there is no such run or checkpoint, or for an argument that is not one of
-            `EVALUATION_FLAGS`.
+    the training that they show. Raises `UserError` if there is no such run or checkpoint, or for an
+    argument that is not one of `EVALUATION_FLAGS`.
     """
     folder = find_run(run)
     check_flags(words)
@@ -212,18 +205,13 @@ _OF_RESULT = (
     *("device", "devices", "precision", "peak_memory_bytes", "started", "finished"),
 )
 _MADE = ("device", "devices", "precision")
-PARENT = "init_from"  # an id replaces it by the digest of the parent
 
 
 class Recorded(NamedTuple):
     """A run as its folder describes it.
 
-    Attributes:
-        folder: Its folder.
-        config: Its config, with fields added by later versions at their defaults.
-        id: The id of its experiment.
-        record: The values that the id is computed from.
-        state: Its progress and its result.
+    `config` has the fields added by later versions at their defaults; `record` holds the values
+    that `id` is computed from.
     """
 
     folder: RunFolder
@@ -243,18 +231,11 @@ class Recorded(NamedTuple):
         """The provenance of the result, by dotted name, without the command line."""
         provenance = dict(self.outcome.get("provenance") or {})
         provenance.pop("command", None)
-        return {
-            **{name: self.outcome.get(name) for name in _MADE},
-            **dict(leaves(provenance)),
-        }
+        return {name: self.outcome.get(name) for name in _MADE} | dict(leaves(provenance))
 
 
 def read_run(text: str) -> Recorded:
-    """Read the folder of a run, as `find_run` finds it.
-
-    Raises:
-        UserError: if there is no such run, or one of its files is damaged.
-    """
+    """Read the folder of a run, as `find_run` finds it. Raises `UserError`, also for damage."""
     folder = find_run(text, "RUN")
     try:
         written = Run(folder).config
@@ -263,21 +244,12 @@ def read_run(text: str) -> Recorded:
         record, identity = read_record(folder.path), Run(folder).id
         if record is None or identity is None:
             raise UserError(f"{folder}: {folder.identity.name} is missing")
-        found_in_config = relevant(config)
+        relevant(config)  # fails for what is no config
         state = Run(folder, identity).state
     except DamagedRun as error:
         raise UserError(f"{error.path}: {error}") from error
     except (LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{folder.config}: damaged: not the config of a run") from error
-    trained = record.config
-    # Values at their defaults are not in the record but are in the config.
-    whole = {key: value for key, value in leaves(config) if key in trained}
-    for key, value in {**whole, **found_in_config}.items():
-        if not key.endswith(PARENT) and trained.get(key) != json.loads(json.dumps(value)):
-            raise UserError(
-                f"{folder.config}: {key} was changed after the run: {folder.identity} says that it "
-                "was trained otherwise"
-            )
     return Recorded(folder, config, identity, record, state)
 
 

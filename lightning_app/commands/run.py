@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from functools import partial
 from itertools import islice
@@ -23,6 +23,7 @@ from lightning_app.commands.options import (
     add_checkpoint,
     add_json,
     add_threads,
+    as_checkpoint,
     as_options,
 )
 from lightning_app.commands.recorded import (
@@ -55,7 +56,7 @@ from lightning_app.core.schema import (
     parts_of,
 )
 from lightning_app.grids.display import PlainConsole, clock, document, plain_console
-from lightning_app.runs.folder import is_file_name
+from lightning_app.runs.folder import NAMED, is_file_name
 from lightning_app.training.launcher import check_launcher, run_written
 
 if TYPE_CHECKING:
@@ -110,20 +111,17 @@ def blocks_command(
 
     console = PlainConsole()
     width = min(WIDTH, console.width)
-    depths = (
-        6 if encoder_depth is None else encoder_depth,
-        6 if decoder_depth is None else decoder_depth,
-    )
+    encoder, decoder = (6 if depth is None else depth for depth in (encoder_depth, decoder_depth))
     if svg_dir is not None:
-        count = write_gallery(svg_dir, *depths)
+        count = write_gallery(svg_dir, encoder, decoder)
         print(f"{svg_dir}: {count} pictures and README.md")
         return 0
     if config is not None:
         name, stacks = _stacks_of(config, overrides)
     elif name is not None:
-        stacks = resolve_preset(name, *depths)
+        stacks = resolve_preset(name, encoder, decoder)
     else:
-        console.print(preset_table(*depths, wide=console.width >= 150))
+        console.print(preset_table(encoder, decoder, wide=console.width >= 150))
         return 0
     if svg is not None:
         write_whole(svg, picture(name, drawings(stacks)))
@@ -134,7 +132,7 @@ def blocks_command(
     elif svg is None and config is not None:
         print("\n".join([f"{name}, as {config} has it", "", *stack_lines(stacks, width)]))
     elif svg is None:
-        print("\n".join(preset_lines(name, *depths, width)))
+        print("\n".join(preset_lines(name, encoder, decoder, width)))
     return 0
 
 
@@ -156,11 +154,7 @@ def add_diff(parser: Parser) -> None:
 
 
 def diff_command(run: str, other: str, *, as_json: bool) -> int:
-    """Print how two runs differ.
-
-    Raises:
-        UserError: if there is no such run, or one of its files is damaged.
-    """
+    """Print how two runs differ. Raises `UserError`: see `read_run`."""
     with document("diff", as_json) as tree:
         left, right = read_run(run), read_run(other)
         tree |= compare_runs(left, right)
@@ -265,8 +259,7 @@ def _table(
         console.print(f"{title}: no difference" if title != "metric" else "metric: none recorded")
         return
     table = Table(box=None, pad_edge=False)
-    table.add_column(title, overflow="fold")
-    for column in columns:
+    for column in (title, *columns):
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -291,11 +284,7 @@ def add_show(parser: Parser) -> None:
 
 
 def show_command(run: str, *, as_json: bool) -> int:
-    """Print the records in the folder of a run.
-
-    Raises:
-        UserError: if there is no such run, or one of its files is damaged.
-    """
+    """Print the records in the folder of a run. Raises `UserError`: see `read_run`."""
     with document("show", as_json) as tree:
         tree |= described_run(read_run(run))
     if not as_json:
@@ -342,8 +331,6 @@ def lines_of(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "time", f"{clock(run['seconds'])} in {run['attempts']} {noun}"
     if run["device"]:
         yield "device", f"{run['device']}, precision {run['precision']}"
-    if run["sealed"] is False:
-        yield "seal", "none, as results of earlier versions; a change of its files is not found"
     yield "checkpoints", ", ".join(run["checkpoints"]) or "none"
     yield from _made(run["provenance"])
 
@@ -417,13 +404,17 @@ def lightning_command(
         tree = load_config(written, imports=imports, trains=command == "fit")
         print(strict_yaml.dump_yaml(without_derived(tree), allow_unicode=True), end="")
         return 0
-    _check_checkpoint(command, written)
+    saved = written.fields.get(CHECKPOINT)
+    if command != "fit" and saved is None:
+        raise UserError(f"{command}: --ckpt_path is needed: a file, 'last' or 'best'")
+    if saved not in (None, *NAMED) and not Path(saved).is_file():
+        raise UserError(f"--ckpt_path {saved}: there is no file {saved}")
     with ExitStack() as around:
         if command == "predict":
             # Standard output is only for predictions: Lightning's bars and tables go elsewhere.
             around.enter_context(redirect_stdout(sys.stderr))
         if run is not None:
-            around.enter_context(_as_typed())
+            around.enter_context(as_checkpoint())
         done = run_written(command, written, imports=imports, again=again, name=name)
     for line in done.predictions:
         print(line)
@@ -435,23 +426,6 @@ def lightning_command(
             file=sys.stderr,
         )
     return 0
-
-
-def _check_checkpoint(command: str, written: Written) -> None:
-    checkpoint = written.fields.get(CHECKPOINT)
-    if command != "fit" and checkpoint is None:
-        raise UserError(f"{command}: --ckpt_path is needed: a file, 'last' or 'best'")
-    if checkpoint not in (None, "last", "best") and not Path(checkpoint).is_file():
-        raise UserError(f"--ckpt_path {checkpoint}: there is no file {checkpoint}")
-
-
-@contextmanager
-def _as_typed() -> Iterator[None]:
-    """Name the option of ``--run`` in messages: --checkpoint is passed as --ckpt_path."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace("--ckpt_path", "--checkpoint")) from error
 
 
 def add_probe(parser: Parser) -> None:
@@ -532,11 +506,7 @@ sections:
 
 
 def config_help(command: str, usage: str, section: str | None) -> str:
-    """Return the help of a command besides its options in `usage`, or of a dotted section.
-
-    Raises:
-        UserError: if there is no such section.
-    """
+    """Return the help of a command besides its options in `usage`, or of a dotted section."""
     if section is None:
         others = ", ".join(f"--{name}" for name in FIELDS_OF[command])
         return f"{usage}{_OVERVIEW}\nbeside the sections: {others}"

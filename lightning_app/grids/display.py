@@ -115,8 +115,8 @@ class Display:
     The estimate assumes that the remaining cells take as long as the finished ones.
     """
 
-    def __init__(self, name: str, total: int, console: Console | None = None) -> None:
-        self._console = console or plain_console()
+    def __init__(self, name: str, total: int) -> None:
+        self._console = plain_console()
         self._started = self._shown = time.monotonic()
         self._total = total
         self._over = 0

@@ -14,7 +14,7 @@ from importlib.resources import files
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_app.config.classes import classes_of
 from lightning_app.config.grid import GridSpec, ParentGrid
@@ -123,28 +123,14 @@ def _short(key: str, keys: list[str]) -> str:
     return key
 
 
-class ParentState(NamedTuple):
-    """The state of a run that a cell starts from.
-
-    `word` is `done`, `running`, `failed`, `missing`, or `waiting` for its own parent; `error` is
-    the last line of the error of a failed run.
-    """
-
-    word: str
-    error: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.word}: {self.error}" if self.error else self.word
-
-
-def parent_state(experiments: Path, parent: str, identity: str) -> ParentState:
+def parent_state(experiments: Path, parent: str, identity: str) -> tuple[str, str | None]:
     """Read the state of the run with this id in the folder `parent` of `experiments`.
 
-    Raises:
-        UserError: if its result is damaged or belongs to another run.
+    It is `done`, `running`, `missing`, `waiting` for its own parent, or `failed` with the last line
+    of the error. Raises `UserError` if its result is damaged or belongs to another run.
     """
     if not parent:
-        return ParentState("waiting")
+        return "waiting", None
     folder = RunFolder(experiments / parent)
     try:
         run = Run(folder, identity, pruner=None).state
@@ -152,16 +138,16 @@ def parent_state(experiments: Path, parent: str, identity: str) -> ParentState:
         fix = "; `ablate run` of its grid trains it again" if error.torn else ""
         raise UserError(f"{error.path}: {error}{fix}") from error
     if run.state != "done" and is_held(folder.lock):
-        return ParentState("running")
-    return ParentState(run.state, run.error)
+        return "running", None
+    return run.state, run.error
 
 
 def waiting_document(cells: Iterable[Waiting], experiments: Path) -> list[dict[str, Any]]:
     """Name, and parent with its state, of each cell that waits, for `--json`."""
-    states = ((cell, parent_state(experiments, cell.parent, cell.parent_id)) for cell in cells)
+    states = ((cell, *parent_state(experiments, cell.parent, cell.parent_id)) for cell in cells)
     return [
-        {"name": cell.name, "parent": cell.parent or None, "state": at.word, "error": at.error}
-        for cell, at in states
+        {"name": cell.name, "parent": cell.parent or None, "state": state, "error": error}
+        for cell, state, error in states
     ]
 
 
@@ -172,7 +158,7 @@ def waiting_lines(waiting: Iterable[Mapping[str, Any]]) -> list[str]:
     for (parent, state, error), count in counts.items():
         cells = "1 cell waits" if count == 1 else f"{count} cells wait"
         name = parent or "a run that has no id yet"
-        why = str(ParentState(state, error))
+        why = f"{state}: {error}" if error else state
         ready = "; `ablate run` starts what it can now" if state == "done" else ""
         lines.append(f"{cells} for {name} ({why}){ready}")
     return lines
@@ -192,11 +178,6 @@ def lacking_lines(lacking: Mapping[str, Sequence[str]], grid: str) -> list[str]:
     ]
 
 
-def placed(data: Mapping[str, Any], experiments: Path) -> dict[str, Any]:
-    """A data config of a plan, with its parent's path resolved in the folder of experiments."""
-    return {**data, "init_from": str(experiments / data["init_from"])}
-
-
 def parent_name(experiments: Path, parent: str) -> str | None:
     """The parent as recorded in the id of a child; None if the parent's folder is gone.
 
@@ -211,69 +192,50 @@ def parent_name(experiments: Path, parent: str) -> str | None:
         return ""
 
 
-class ParentCells:
-    """The planned cells of a parent grid, looked up by their values.
+def _parents_of(
+    parent: ParentGrid,
+    planned: Iterable[tuple[Cell | Waiting, Tree]],
+    configs: Iterable[Tree],
+    source: str,
+    experiments: Path,
+) -> Iterator[tuple[str, str]]:
+    """Yield folder and id of the run from which a cell with each of `configs` starts.
 
-    Args:
-        parent: The grid, and the keys by which cells match.
-        cells: Its planned cells.
-        configs: Their resolved configs, in the same order.
-        source: The file of the child grid, for messages.
-        experiments: The folder of experiments, which holds the runs.
-
-    Raises:
-        UserError: if a cell of the parent grid does not have a key.
+    Both are empty if that run waits. `planned` are the cells of the parent grid with their configs;
+    folders are relative to `experiments`. Raises `UserError` if a cell does not have a key of
+    `match`, if no cell of the parent grid matches, or several do.
     """
+    name = parent.spec.name
+    grid = GridFolder(experiments / name)
 
-    def __init__(
-        self,
-        parent: ParentGrid,
-        cells: Iterable[Cell | Waiting],
-        configs: Iterable[Tree],
-        source: str,
-        experiments: Path,
-    ) -> None:
-        self._parent = parent
-        self._source = source
-        # Folders are relative to `experiments`.
-        self._known: dict[tuple[Hashable, ...], list[tuple[Cell | Waiting, str]]] = {}
-        grid = GridFolder(experiments / parent.spec.name)
-        for cell, config in zip(cells, configs, strict=True):
-            key = self._key(config, f"'{parent.spec.name}'")
-            path = grid.link(cell.name)
-            if isinstance(cell, Cell):  # its grid may not have linked it yet
-                path = locate_run(grid, cell.name, cell.id).path
-            folder = path.relative_to(experiments).as_posix()
-            self._known.setdefault(key, []).append((cell, folder))
-
-    def of(self, config: Tree) -> tuple[str, str]:
-        """Folder and id of the run from which a cell with this config starts; empty if it waits.
-
-        Raises:
-            UserError: if no cell of the parent grid matches, or several do.
-        """
-        found = self._known.get(self._key(config, "this grid"), [])
-        if len(found) != 1:
-            values = ", ".join(f"{key}={label(lookup(config, key))}" for key in self._parent.match)
-            said = "no cell" if not found else f"{len(found)} cells"
-            such = f" (such as {found[0][0].name} and {found[1][0].name})" if found else ""
-            fix = "add a key that tells them apart" if found else "a cell needs exactly one"
-            raise UserError(
-                f"{self._source}: init_from.match: '{self._parent.spec.name}' has {said} with "
-                f"{values}{such}; {fix}"
-            )
-        ((cell, folder),) = found
-        return (folder, cell.id) if isinstance(cell, Cell) else ("", "")
-
-    def _key(self, config: Tree, where: str) -> tuple[Hashable, ...]:
+    def values(config: Tree, where: str) -> tuple[Hashable, ...]:
         known = list(keys_of(config))
-        for key in self._parent.match:
+        for key in parent.match:
             if key not in known:
                 raise UserError(
-                    f"{self._source}: init_from.match: a cell of {where} has no "
+                    f"{source}: init_from.match: a cell of {where} has no "
                     f"'{key}'{nearest(key, known)}"
                 )
-        return tuple(key_of(lookup(config, key)) for key in self._parent.match)
+        return tuple(key_of(lookup(config, key)) for key in parent.match)
+
+    runs: dict[tuple[Hashable, ...], list[tuple[str, tuple[str, str]]]] = {}
+    for cell, config in planned:
+        run = "", ""
+        if isinstance(cell, Cell):  # its grid may not have linked it yet
+            path = locate_run(grid, cell.name, cell.id).path
+            run = path.relative_to(experiments).as_posix(), cell.id
+        runs.setdefault(values(config, f"'{name}'"), []).append((cell.name, run))
+    for config in configs:
+        found = runs.get(values(config, "this grid"), [])
+        if len(found) != 1:
+            shown = ", ".join(f"{key}={label(lookup(config, key))}" for key in parent.match)
+            said = "no cell" if not found else f"{len(found)} cells"
+            such = f" (such as {found[0][0]} and {found[1][0]})" if found else ""
+            fix = "add a key that tells them apart" if found else "a cell needs exactly one"
+            raise UserError(
+                f"{source}: init_from.match: '{name}' has {said} with {shown}{such}; {fix}"
+            )
+        yield found[0][1]
 
 
 Resolve = Callable[[dict[str, Any], str], dict[str, Any]]
@@ -367,9 +329,7 @@ def score_of(plan: Plan, result: Mapping[str, Any]) -> float:
     """The metric of a run, never NaN. A failed run counts as a model that ignores the context.
 
     If the metric of such a model is unknown, a run without the metric is worse than all others.
-
-    Raises:
-        UserError: if results lack the metric.
+    Raises `UserError` if results lack the metric.
     """
     name, entropy = plan.metric, result["unigram_entropy"]
     diverged = result["status"] == "diverged"
@@ -402,13 +362,13 @@ def _expand(
     above: Plan | None = None
     if spec.init_from is not None:
         above, theirs, others = _expand(spec.init_from.spec, resolve, identify, experiments)
-        planned = (*above.cells, *above.waiting)
-        known = ParentCells(spec.init_from, planned, [*theirs, *others], spec.source, experiments)
-        alone = _resolved(spec, resolve, chosen)  # cells that wait are also checked now
-        found = [(axes, config, *known.of(config)) for axes, config in alone]
+        planned = zip((*above.cells, *above.waiting), (*theirs, *others), strict=True)
+        alone = list(_resolved(spec, resolve, chosen))  # cells that wait are also checked now
+        ours = [config for _, config in alone]
+        runs = [*_parents_of(spec.init_from, planned, ours, spec.source, experiments)]
         chosen, folders = [], []
-        for axes, config, folder, parent in found:
-            if parent_state(experiments, folder, parent).word == "done":
+        for (axes, config), (folder, parent) in zip(alone, runs, strict=True):
+            if parent_state(experiments, folder, parent)[0] == "done":
                 chosen.append(axes)
                 folders.append(folder)
             else:
@@ -515,8 +475,6 @@ def is_valid(
         spec = spec.with_cells([cell.axes for cell in (*plan.cells, *plan.waiting)])
     if plan.made_from != made_from(spec) or plan.hash != _hash(spec, plan.cells):
         return False
-    if any(cell.name != cell_name(spec, cell.axes, cell.id) for cell in plan.cells):
-        return False  # edited or damaged
     if any(
         parent_name(experiments, each) not in (None, plan.parents[each]) for each in plan.parents
     ):
@@ -537,11 +495,7 @@ def _found(corpus: Corpus, data: Tree) -> str | None:
 
 
 def load_plan(path: Path) -> Plan | None:
-    """Read `plan.json`, whatever `grid.yaml` is next to it; None if it does not exist.
-
-    Raises:
-        UserError: see `read_plan`.
-    """
+    """`read_plan`, whatever `grid.yaml` is next to it; None if it does not exist."""
     try:
         return read_plan(path, beside=False)
     except FileNotFoundError:
@@ -679,11 +633,11 @@ class Grid:
 
     @property
     def data(self) -> tuple[Mapping[str, Any], ...]:
-        """The distinct data configs of the cells."""
+        """The distinct data configs of the cells, with the paths of their parents."""
         if self.spec.init_from is None:
             return self.plan.data
-        experiments = self.folder.path.parent
-        return tuple(placed(data, experiments) for data in self.plan.data)
+        parents = (str(self.folder.path.parent / data["init_from"]) for data in self.plan.data)
+        return tuple({**d, "init_from": p} for d, p in zip(self.plan.data, parents, strict=True))
 
     @cached_property
     def by_id(self) -> dict[str, Cell]:
@@ -713,8 +667,7 @@ class Grid:
     def state(self, cell: Cell, *, with_metric: bool = True) -> RunState:
         """The state of a cell on disk; `with_metric`: a trained run must report the grid's metric.
 
-        Raises:
-            UserError: if its result is damaged, not the cell's, or from another version.
+        Raises `UserError` if its result is damaged, not the cell's, or from another version.
         """
         try:
             return self._run(cell, with_metric).state

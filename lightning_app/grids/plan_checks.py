@@ -90,21 +90,16 @@ def check_budgets(spec: GridSpec, configs: Configs) -> None:
     config makes its cell fail.
     """
     instead = "`ablate run --max-time` ends a grid in time, and the same command continues it"
-    for config in configs:
-        trainer = config["trainer"]
-        field = "trainer.max_time"
-        if trainer.get("max_time") is not None:
-            raise UserError(
-                f"{spec.source_of(field)}: {field}: {trainer['max_time']} would cut cells short, "
-                f"and only runs of all their steps are compared; {instead}"
-            )
-        field = "trainer.callbacks"
-        for name, arguments in classes_of(trainer.get("callbacks")):
-            if ends := _ends_runs(name, arguments):
+    pruner = ", and `pruner: median` ends hopeless cells"
+    for trainer in (config["trainer"] for config in configs):
+        classes = (_ends_runs(*each) for each in classes_of(trainer.get("callbacks")))
+        ends = [("trainer.max_time", trainer.get("max_time"), "")]
+        ends += [("trainer.callbacks", name, pruner) for name in classes]
+        for field, end, further in ends:
+            if end is not None:
                 raise UserError(
-                    f"{spec.source_of(field)}: {field}: {ends} would cut cells short, and only "
-                    f"runs of all their steps are compared; {instead}, and `pruner: median` ends "
-                    "hopeless cells"
+                    f"{spec.source_of(field)}: {field}: {end} would cut cells short, and only runs "
+                    f"of all their steps are compared; {instead}{further}"
                 )
 
 
@@ -204,16 +199,12 @@ def check_reported(spec: GridSpec, configs: Configs) -> None:
             )
         kind = objective.get("kind", DEFAULT_TASK)
         reports = not known or spec.metric in GENERAL or kind in owners
-        conditions = {
-            f"kind: {' or '.join(owners)}": reports,
-            **_conditions(spec.metric, objective),
-        }
-        for condition, holds in conditions.items():
-            if not holds:
-                raise UserError(
-                    f"{spec.source}: metric.name: a cell reports '{spec.metric}' only with "
-                    f"model.objective.{condition}"
-                )
+        needed = {f"kind: {' or '.join(owners)}": reports} | _conditions(spec.metric, objective)
+        for condition in (each for each, holds in needed.items() if not holds):
+            raise UserError(
+                f"{spec.source}: metric.name: a cell reports '{spec.metric}' only with "
+                f"model.objective.{condition}"
+            )
 
 
 def _conditions(metric: str, objective: Mapping[str, Any]) -> dict[str, bool]:
@@ -253,7 +244,7 @@ def axis_cautions(spec: GridSpec, cells: Sequence[Cell], configs: Configs) -> li
 def _cautions_of(spec: GridSpec, axis: str, cells: Sequence[Cell], configs: Configs) -> list[str]:
     if axis in EVALUATION and len(spec.axes[axis]) > 1:
         return [f"{axis}: changes only the evaluation, so no value of it can be better or worse"]
-    base = spec.compare.get(axis, spec.axes[axis][0])
+    base = key_of(spec.compare.get(axis, spec.axes[axis][0]))
     follow = {each for each, (other, _) in spec.linked.items() if other == axis}
     places: dict[Any, dict[Any, Configured]] = {}
     for cell, config in zip(cells, configs, strict=True):
@@ -262,10 +253,8 @@ def _cautions_of(spec: GridSpec, axis: str, cells: Sequence[Cell], configs: Conf
         at.setdefault(key_of(cell.axes[axis]), (cell, config))
     found = []
     for at in places.values():
-        if key_of(base) in at:
-            others = [pair for key, pair in at.items() if key != key_of(base)]
-            for other in others:
-                found += _cautions_of_two(spec, axis, at[key_of(base)], other)
+        for other in (pair for key, pair in at.items() if base in at and key != base):
+            found += _cautions_of_two(spec, axis, at[base], other)
     return found
 
 
@@ -290,9 +279,8 @@ def _cautions_of_two(spec: GridSpec, axis: str, base: Configured, other: Configu
         by = f"compared by {instead[0]} if every run has it" if instead else "not compared"
         found.append(f"{axis}: {metric} does not count the same at its values ({why}): {by}")
     value, first = (value_name(axis, each.axes[axis], {}) for each in (other[0], cell))
-    for what, (mine, theirs) in zip(
-        ("tokens", "epochs"), zip(most_read(config2), most_read(config), strict=True), strict=True
-    ):
+    read = zip(("tokens", "epochs"), most_read(config2), most_read(config), strict=True)
+    for what, mine, theirs in read:
         if mine and theirs and mine != theirs:
             times = f"{mine / theirs:.2g} times the {what}"
             found.append(f"{axis}: a run at {value} reads up to {times} of one at {first}")

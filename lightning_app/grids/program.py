@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from statistics import median_high
 from typing import Any
 
 import lightning.pytorch as pl
@@ -39,11 +40,7 @@ def prepare(config: dict[str, Any]) -> bool:
 
 
 def identify(config: dict[str, Any]) -> Identity:
-    """Return the identity of the config of a run; refuse one that does not fit its corpus.
-
-    Raises:
-        UserError: if rows of the corpus exceed the positions.
-    """
+    """Return the identity of the config of a run; refuse one that does not fit its corpus."""
     check_rows(config)
     return identity_of(config)
 
@@ -100,14 +97,8 @@ def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
     """
     torch.set_num_threads(1)
     quiet()
-    trainer = dict(config["trainer"])
-    trainer |= {
-        "limit_val_batches": 0,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = {**config["trainer"], **dict.fromkeys(off, False), "limit_val_batches": 0}
     with tempfile.TemporaryDirectory() as folder:
         trainer["default_root_dir"] = folder
         trainer["callbacks"] = [*entries(trainer["callbacks"])]
@@ -117,5 +108,4 @@ def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
         made["callbacks"] += [clock]
         module, data = transformer_module(config["model"]), data_module(config["data"])
         pl.Trainer(**made).fit(module, datamodule=data)
-    timed = sorted(clock.seconds[1:] or clock.seconds)  # the first step also prepares
-    return timed[len(timed) // 2]
+    return median_high(clock.seconds[1:] or clock.seconds)  # the first step also prepares

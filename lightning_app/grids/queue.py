@@ -54,15 +54,7 @@ def _is_runnable(run: RunState, retries: Retries) -> bool:
 
 @dataclass
 class Claim:
-    """A cell that this supervisor has claimed.
-
-    Attributes:
-        cell: The cell.
-        folder: The folder of its run.
-        lock: The lock that is held as long as the claim.
-        retries: The retries of the cell.
-        attempt: The number of the attempt; 0 before its start.
-    """
+    """A cell that this supervisor has claimed; `attempt` is 0 before the start of one."""
 
     cell: Cell
     folder: RunFolder
@@ -76,17 +68,7 @@ class Queue:
 
     A grid that is stopped and continued thus has the cells of its first seeds first. A cell whose
     attempt has died, or that needs a device to itself, comes after the others.
-    The process that creates a queue holds the grid's start lock.
-
-    Args:
-        grid: The grid.
-        spec: The storage of the study.
-        retry_failed: Whether to rerun crashed cells.
-        alone: Whether no other supervisor works on this grid.
-
-    Raises:
-        UserError: for a storage that cannot be used, and for a study that belongs to another
-            folder.
+    The process that creates a queue holds the grid's start lock. Raises `UserError` as `Study`.
     """
 
     def __init__(
@@ -105,8 +87,8 @@ class Queue:
         self._left.sort(key=self._turn)
         # All cells to be run by this supervisor or others.
         self.total = len(self._left)
-        self._study = Study(grid, spec, runs, alone)
-        self.notes = [*self._study.notes, *lacking_lines(grid.lacking(runs), grid.name)]
+        self.study = Study(grid, spec, runs, alone)
+        self.notes = [*self.study.notes, *lacking_lines(grid.lacking(runs), grid.name)]
         """The repair of the study's journal, and what finished runs lack."""
 
     def __enter__(self) -> Self:
@@ -115,7 +97,7 @@ class Queue:
     def __exit__(self, *_: object) -> None:
         for claim in list(self._claims):
             self._release(claim)
-        self._study.close()
+        self.study.close()
 
     def _retry(self, cell: Cell, run: RunState) -> None:
         """Let a crashed cell run again, unless another supervisor runs it now."""
@@ -141,11 +123,8 @@ class Queue:
 
     def pop(self, wanted: Callable[[Cell], bool] = lambda cell: True) -> Claim | None:
         """Claim the next cell to run that is `wanted`; None if no such cell is free."""
-        for cell in filter(wanted, list(self._left)):
-            claim = self._claim(cell)
-            if claim is not None:
-                return claim
-        return None
+        claims = map(self._claim, filter(wanted, list(self._left)))
+        return next((claim for claim in claims if claim is not None), None)
 
     def _claim(self, cell: Cell) -> Claim | None:
         """Claim a cell unless it has ended or another process runs it."""
@@ -158,7 +137,7 @@ class Queue:
             run = self._grid.state(cell)
             if run.state in ("done", "pruned"):  # and its supervisor is about to say so, or hangs
                 self._left.remove(cell)
-                self._study.enter(cell, run)
+                self.study.enter(cell, run)
             return None
         run, retries = self._grid.state(cell), _retries(folder)
         claim = Claim(cell, folder, lock, retries)
@@ -169,30 +148,26 @@ class Queue:
                 return claim
         else:  # another supervisor, or `ablate fit` in its folder, has ended it
             self._left.remove(cell)
-            self._study.enter(cell, run)
+            self.study.enter(cell, run)
         self._release(claim)
         return None
 
     def started(self, claim: Claim, attempt: int) -> None:
         """Record the start of an attempt."""
         claim.attempt = attempt
-        self._study.begin(claim.cell, claim.folder, attempt)
+        self.study.begin(claim.cell, claim.folder, attempt)
 
     def ended(self, claim: Claim, run: RunState) -> None:
-        """Record a result or the end of a run by the pruner.
-
-        Raises:
-            UserError: if the result lacks the metric of the grid.
-        """
+        """Record a result, which must have the metric of the grid, or the end by the pruner."""
         if run.result is not None:
             score_of(self._grid.plan, run.result)
         claim.folder.queue.unlink(missing_ok=True)
-        self._study.enter(claim.cell, run)
+        self.study.enter(claim.cell, run)
         self._release(claim)
 
     def failed(self, claim: Claim, error: str) -> None:
         """Record a crash. The cell is not queued again."""
-        self._study.fail(claim.cell, claim.attempt, error)
+        self.study.fail(claim.cell, claim.attempt, error)
         self._release(claim)
 
     def put_back(self, claim: Claim, why: str, *, death: bool = False, alone: bool = False) -> None:
@@ -206,13 +181,9 @@ class Queue:
                 claim.retries.deaths + 1, claim.retries.alone or alone, claim.retries.retried
             )
             write_whole(claim.folder.queue, json.dumps(asdict(retries)))
-        self._study.fail(claim.cell, claim.attempt, why)
+        self.study.fail(claim.cell, claim.attempt, why)
         self._release(claim)
         insort(self._left, claim.cell, key=self._turn)
-
-    def record_search(self) -> None:
-        """Show what the arms of a search have tried."""
-        self._study.record_search()
 
     def _release(self, claim: Claim) -> None:
         self._claims.remove(claim)

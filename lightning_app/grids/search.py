@@ -8,7 +8,7 @@ order in which it asked.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -42,6 +42,7 @@ class TrialScore:
     pruned: int | None = None
 
 
+Outcome = Callable[[Values], TrialScore | None]
 Known = Mapping[str, TrialScore]
 """The outcomes of finished cells, by `canonical` of their axes."""
 
@@ -87,12 +88,8 @@ def search_arms(
 ) -> list[SearchArm]:
     """Return the arms of a grid with a search or a refinement.
 
-    With `until` all arms get one more seed at a time, once all cells of the former ones have ended.
-
-    Args:
-        spec: The grid.
-        listed: The cells of the axes in its file.
-        known: The outcomes of finished cells.
+    `listed` are the cells of the axes in its file, `known` the outcomes of finished ones. With
+    `until` all arms get one more seed at a time, once all cells of the former ones have ended.
     """
     arms, until = _arms(spec, listed, known), spec.until
     if until is None:
@@ -205,20 +202,20 @@ def stratified(search: Search, seed: int) -> list[Values]:
     """
     ((field, values),) = search.fields.items()
     count, share = search.trials or 1, GOLDEN * seed % 1.0
+    points = _points(values, [k + share for k in range(count)], count)
+    return [_readable({field: point}, search) for point in points]
+
+
+def _points(values: Range, parts: Iterable[float], of: int) -> list[float]:
+    """The values at so many of `of` equal parts of a range, or of its logarithm."""
     log = math.log if values.log else float
     low, high = log(values.low), log(values.last)
-    places = [low + (high - low) * (k + share) / count for k in range(count)]
-    return [
-        _readable({field: math.exp(place) if values.log else place}, search) for place in places
-    ]
+    places = [low + (high - low) * part / of for part in parts]
+    return [math.exp(place) if values.log else place for place in places]
 
 
 def _searched(
-    search: Search,
-    mode: str,
-    seeds: int,
-    outcome: Callable[[Values], TrialScore | None],
-    seed: int,
+    search: Search, mode: str, seeds: int, outcome: Outcome, seed: int
 ) -> tuple[list[list[Values]], int]:
     """Ask a new sampler of Optuna, and report the outcomes of the rounds that have ended.
 
@@ -304,16 +301,10 @@ def _readable(params: Mapping[str, Any], search: Search) -> Values:
     }
 
 
-_PACKAGES = {"cmaes": ("cmaes",), "gp": ("scipy",), "qmc": ("scipy",)}
-
-
 def _sampler(search: Search, trials: int) -> "optuna.samplers.BaseSampler":
     import optuna
 
     samplers, seed = optuna.samplers, search.seed
-    for package in _PACKAGES.get(search.kind, ()):  # Optuna imports them after the first round
-        if find_spec(package) is None:
-            raise UserError(f"search.sampler: {search.kind} needs `pip install {package}`")
     match search.kind:
         case "tpe":
             return samplers.TPESampler(
@@ -322,6 +313,8 @@ def _sampler(search: Search, trials: int) -> "optuna.samplers.BaseSampler":
         case "gp":
             return samplers.GPSampler(seed=seed, n_startup_trials=search.together)
         case "cmaes":
+            if find_spec("cmaes") is None:  # Optuna imports it after the first round
+                raise UserError("search.sampler: cmaes needs `pip install cmaes`")
             if len(search.fields) < 2:
                 raise UserError(
                     "search.sampler: cmaes searches at least two fields, found one; tpe or gp is "
@@ -332,12 +325,10 @@ def _sampler(search: Search, trials: int) -> "optuna.samplers.BaseSampler":
             return samplers.QMCSampler(seed=seed, scramble=True)
         case "random":
             return samplers.RandomSampler(seed=seed)
-        case "grid":
+        case _:  # grid
             count = math.ceil(trials ** (1 / len(search.fields)) - 1e-9)
             points = {field: grid_points(values, count) for field, values in search.fields.items()}
             return samplers.GridSampler(points, seed=seed)
-        case other:
-            raise UserError(f"search.sampler: {other} asks no sampler of Optuna")
 
 
 def grid_points(values: Range, count: int) -> list[Any]:
@@ -347,29 +338,15 @@ def grid_points(values: Range, count: int) -> list[Any]:
     """
     import optuna
 
-    log = math.log if values.log else float
-    low, high = log(values.low), log(values.last)
-    places = [low + (high - low) * k / max(1, count - 1) for k in range(count)]
-    points = [math.exp(place) if values.log else place for place in places]
-    if not isinstance(distribution(values), optuna.distributions.FloatDistribution):
-        step = values.step or 1
-        return list(
-            dict.fromkeys(
-                int(values.low + round((point - values.low) / step) * step) for point in points
-            )
-        )
-    if values.step is not None:
-        step = values.step
+    points = _points(values, range(count), max(1, count - 1))
+    whole = isinstance(distribution(values), optuna.distributions.IntDistribution)
+    if step := values.step or (1 if whole else None):
         points = [values.low + round((point - values.low) / step) * step for point in points]
     return list(dict.fromkeys(min(max(point, values.low), values.last) for point in points))
 
 
 def _refined(
-    refine: Refine,
-    mode: str,
-    rates: list[float],
-    seeds: int,
-    outcome: Callable[[Values], TrialScore | None],
+    refine: Refine, mode: str, rates: list[float], seeds: int, outcome: Outcome
 ) -> tuple[list[list[Values]], int]:
     """Ask for the rates of the axis, then for those that `further` names."""
     rounds, tried = [[{RATE: rate} for rate in rates]], list(rates)
@@ -397,13 +374,8 @@ def further(
     place where a curve through the means around the best one is lowest (`_may_gain`), in steps of
     `finest` from the best rate, or, where that has been tried or a neighbour failed, the middle of
     the wider gap, of equal ones that to a failed rate. None once no more than `until` may be gained
-    or the gaps are as small as `finest`, and none if no run learned.
-
-    Args:
-        rates: The rates tried, ascending.
-        outcomes: The mean over seeds at each.
-        refine: When to stop.
-        mode: Whether the `min` or the `max` of the score is best.
+    or the gaps are as small as `finest`, and none if no run learned. `rates` are those tried,
+    ascending, and `outcomes` the means over seeds at them.
     """
     scores = [each.score if mode == "min" else -each.score for each in outcomes]
     sound = [each.sound and math.isfinite(each.score) for each in outcomes]

@@ -162,39 +162,29 @@ def plan_document(grid: Grid, shapes: list[CostGroup]) -> dict[str, Any]:
     counts = [(shape.tokens, len(shape.cells)) for shape in shapes]
     bounded = all(tokens is not None for tokens, _ in counts)
     devices = devices_of(grid.spec)
-    kept = KEPT[grid.spec.checkpoints][0]
+    workers = max(1, default_workers() // devices)
+    counted = {"done": done, "pruned": pruned, "failed": failed, "to_run": left}
+    sizes = ("done", "parameters", "tokens", "seconds")
     return {
         "grid": grid.name,
         "folder": grid.folder.path,
         "cells": len(grid.cells) + waiting,
         "excluded": grid.plan.excluded,
         "more": grid.plan.more,
-        "states": {
-            "done": done,
-            "pruned": pruned,
-            "failed": failed,
-            "to_run": left,
-            "waiting": waiting,
-        },
+        "states": {**counted, "waiting": waiting},
         "axes": grid.plan.axes,
         "trials": trials_of(grid),
         "shapes": [
-            {
-                "label": shape.label,
-                "cells": len(shape.cells),
-                "done": shape.done,
-                "parameters": shape.parameters,
-                "tokens": shape.tokens,
-                "seconds": shape.seconds,
-            }
+            {"label": shape.label, "cells": len(shape.cells)}
+            | {name: getattr(shape, name) for name in sizes}
             for shape in shapes
         ],
         "tokens": sum((tokens or 0) * cells for tokens, cells in counts) if bounded else None,
         "devices": devices,
-        "workers": min(max(1, default_workers() // devices), left),
-        "seconds_left": _seconds(shapes, max(1, default_workers() // devices)),
+        "workers": min(workers, left),
+        "seconds_left": _seconds(shapes, workers),
         "probed": any(shape.step is not None for shape in shapes),
-        "bytes": _disk(grid, shapes, kept, default_workers() // devices),
+        "bytes": _disk(grid, shapes, workers),
     }
 
 
@@ -227,12 +217,12 @@ def _seconds(shapes: list[CostGroup], workers: int) -> float | None:
     return total / min(workers, cells)
 
 
-def _disk(grid: Grid, shapes: list[CostGroup], kept: int, workers: int) -> float:
+def _disk(grid: Grid, shapes: list[CostGroup], workers: int) -> float:
     """Bytes of all finished run folders, and of the checkpoints of running cells.
 
-    Each run has `kept` checkpoints; the size of the other files is measured on finished runs.
+    The size of the files besides the checkpoints is measured on finished runs.
     """
-    total = 0.0
+    kept, total = KEPT[grid.spec.checkpoints][0], 0.0
     for shape in shapes:
         done = [cell for cell, run in zip(shape.cells, shape.runs, strict=True) if run.result]
         sizes = [_size(grid.run(cell).path) for cell in done[:_SAMPLE]]
@@ -240,7 +230,7 @@ def _disk(grid: Grid, shapes: list[CostGroup], kept: int, workers: int) -> float
         total += len(shape.cells) * (kept * shape.checkpoint + rest)
     left = sum(len(shape.cells) - shape.done for shape in shapes)
     largest = max((shape.checkpoint for shape in shapes), default=0)
-    return total + min(max(1, workers), left) * (_RUNNING - kept) * largest
+    return total + min(workers, left) * (_RUNNING - kept) * largest
 
 
 def _size(folder: Path) -> int:

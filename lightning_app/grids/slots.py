@@ -38,11 +38,7 @@ class Options:
 
     @classmethod
     def of(cls, words: Mapping[str, Any]) -> "Options":
-        """Read the options of a command line, by their names there.
-
-        Raises:
-            UserError: naming the option, the value, and what would be right.
-        """
+        """Read the options of a command line, by their names there. Raises `UserError`."""
         given = {name: value for name, value in words.items() if value is not None}
         for name in ("workers", "devices_per_cell", "slots_per_device"):
             if given.get(name, 1) < 1:
@@ -194,9 +190,6 @@ def slots_of(
             one process per core.
         cells: The number of cells, which limits the number of slots.
         most_threads: The largest number of threads of a process; by default its share of the cores.
-
-    Raises:
-        UserError: if there are too few devices.
     """
 
     def threads(processes: int) -> int:

@@ -47,11 +47,7 @@ class StorageSpec:
 def storage_spec(
     text: str | None, journal: Path, environment: Mapping[str, str] = os.environ
 ) -> StorageSpec:
-    """Read the storage from `--storage` or ABLATE_STORAGE; by default the `journal`.
-
-    Raises:
-        UserError: for a journal in a folder that does not exist.
-    """
+    """Read the storage from `--storage` or ABLATE_STORAGE; by default the `journal`."""
     source = "--storage" if text is not None else VARIABLE
     given = environment.get(VARIABLE, "") if text is None else text
     if text == "":
@@ -96,8 +92,7 @@ class _JournalLock(JournalFileOpenLock):
 def open_storage(spec: StorageSpec) -> JournalStorage | RDBStorage:
     """Open a storage, creating the tables of an empty database.
 
-    Raises:
-        UserError: if it cannot be reached or refuses access, and if a package is missing.
+    Raises `UserError` if it cannot be reached or refuses access, and if a package is missing.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

@@ -86,66 +86,50 @@ class _Hyperband(BasePruner):
         return self._pruner.prune(study, trial)
 
 
+@dataclass
 class Reports:
-    """Copy the reports of running cells of the grid's metric to their trials."""
+    """The reports of a running cell of the grid's metric, which go to its trial."""
 
-    def __init__(self, metric: str) -> None:
-        self._metric = metric
-        # Also the steps in the storage, whether the pruner has used them or not.
-        self._readers: dict[int, tuple[ReportReader, set[int]]] = {}
+    folder: RunFolder
+    attempt: int
+    metric: str
+    trial: Trial | None = None
 
-    def look(self, trial: Trial, folder: RunFolder, attempt: int) -> bool:
+    def follow(self, trial: Trial) -> None:
+        """Copy the reports to this trial from now on, those in its storage excepted."""
+        known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
+        self._reader, self._reported = ReportReader(self.metric), set(known)
+        self.trial = trial
+
+    def look(self) -> bool:
         """Pass on new reports, and write the file that stops the cell if Optuna prunes its trial.
 
         Returns whether the file exists. Reports of earlier attempts count, since the cell continues
         from them. A cell may end before it finds the file; the files in its folder then show how
-        it ended. If the storage fails, the next call continues where this one stopped.
+        it ended.
         """
-        stop = folder.attempt(attempt).stop
+        assert self.trial is not None
+        stop = self.folder.attempt(self.attempt).stop
         if stop.is_file():
             return True
-        if trial.number not in self._readers:
-            known = trial.study.get_trials(deepcopy=False)[trial.number].intermediate_values
-            self._readers[trial.number] = ReportReader(self._metric), set(known)
-        reader, reported = self._readers[trial.number]
         with suppress(UpdateFinishedTrialError):  # another supervisor has seen its result
-            for each in range(1, attempt + 1):
-                for step, value in reader.new(folder, each):
-                    if step not in reported:
-                        trial.report(value, step)
-                        reported.add(step)
-                    if trial.should_prune():
+            for each in range(1, self.attempt + 1):
+                for step, value in self._reader.new(self.folder, each):
+                    if step not in self._reported:
+                        self.trial.report(value, step)
+                        self._reported.add(step)
+                    if self.trial.should_prune():  # also of steps that the storage has
                         write_whole(stop, "pruned\n")
                         return True
         return False
-
-    def forget(self, trial: Trial) -> None:
-        """Drop the reports of a cell that has ended."""
-        self._readers.pop(trial.number, None)
-
-
-@dataclass
-class _Watched:
-    """A running cell whose reports go to the pruner."""
-
-    folder: RunFolder
-    attempt: int
-    trial: Trial | None = None
 
 
 class Study:
     """The trials of a grid. Their user attributes name the `cell` (its id) and the `attempt`.
 
     The methods return at once; a thread does what they ask for, in order, one supervisor at a time.
-
-    Args:
-        grid: The grid.
-        spec: The storage.
-        runs: The states of the cells by id.
-        alone: Whether no other supervisor works on this grid.
-
-    Raises:
-        UserError: for a storage that cannot be used, and for a study of another folder.
+    `runs` holds the states of the cells by id; `alone`: no other supervisor works on this grid.
+    Raises `UserError` for a storage that cannot be used, and for a study of another folder.
     """
 
     def __init__(
@@ -164,8 +148,7 @@ class Study:
             optuna.delete_study(study_name=self._grid.plan.study, storage=self._storage)
             self._study = self._create(self._storage)
         self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._watched: dict[str, _Watched] = {}
-        self._reports = Reports(grid.plan.metric)
+        self._watched: dict[str, Reports] = {}
         self._away = False
         self._closing = threading.Event()
         self._moved = time.monotonic()
@@ -179,17 +162,17 @@ class Study:
         """An attempt begins. The caller holds the claim of the cell until it ends."""
         self._put(self._begin, cell, attempt)
         if self._grid.prunes:
-            watched = _Watched(folder, attempt)
-            self._put(self._watched.__setitem__, cell.id, watched)
+            reports = Reports(folder, attempt, self._grid.plan.metric)
+            self._put(self._watched.__setitem__, cell.id, reports)
 
     def enter(self, cell: Cell, run: RunState) -> None:
         """A run has ended, in whatever process: its trial is COMPLETE, PRUNED or failed."""
-        self._put(self._forget, cell)
+        self._put(self._watched.pop, cell.id, None)
         self._put(self._enter, cell, run)
 
     def fail(self, cell: Cell, attempt: int, error: str) -> None:
         """An attempt has ended without a result."""
-        self._put(self._forget, cell)
+        self._put(self._watched.pop, cell.id, None)
         self._put(self._fail, cell, attempt, error)
 
     def record_search(self) -> None:
@@ -255,13 +238,8 @@ class Study:
         for cell, each in self._watched.items():
             if each.trial is None:
                 number = self._begin(self._grid.by_id[cell], each.attempt)
-                each.trial = Trial(self._study, self._id(number))
-            self._reports.look(each.trial, each.folder, each.attempt)
-
-    def _forget(self, cell: Cell) -> None:
-        watched = self._watched.pop(cell.id, None)
-        if watched is not None and watched.trial is not None:
-            self._reports.forget(watched.trial)
+                each.follow(Trial(self._study, self._id(number)))
+            each.look()
 
     def _trials_of(self, cell: Cell) -> list[FrozenTrial]:
         trials = self._study.get_trials(deepcopy=False)
@@ -399,10 +377,7 @@ class Study:
 
     def _create_arm(self, name: str) -> optuna.Study:
         study = optuna.create_study(
-            study_name=name,
-            storage=self._storage,
-            direction=self._direction,
-            load_if_exists=True,
+            study_name=name, storage=self._storage, direction=self._direction, load_if_exists=True
         )
         if study.metric_names is None:
             study.set_metric_names([self._grid.plan.metric])

@@ -127,41 +127,24 @@ class Running:
             self.mark, self.moved = mark, time.monotonic()
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Start cells in free slots until the queue is empty, a signal arrives or the time is up.
 
-    Args:
-        grid: The grid.
-        queue: Its remaining cells.
-        slots: The slots for the cells.
-        options: The time limit for cells without progress, and whether to wait while others run
-            cells, in case one is lost.
-        stop: The signals that have arrived.
-        program: The module that trains a cell.
-        index: Called with the grid's folder at intervals.
-        until: The latest start of a cell (monotonic seconds).
+    The module `program` trains a cell; none starts after `until` (monotonic seconds). `index` is
+    called with the grid's folder at intervals.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        queue: Queue,
-        slots: Slots,
-        options: Options,
-        stop: Stop,
-        program: str,
-        index: Callable[[Path], object],
-        until: float,
-    ) -> None:
-        self._grid = grid
-        self._queue = queue
-        self._slots = slots
-        self._stop = stop
-        self._program = program
-        self._index_with = index
-        self._until = until
-        self._hang_limit = options.hang_limit
-        self._waits = options.wait
+    grid: Grid
+    queue: Queue
+    slots: Slots
+    options: Options
+    stop: Stop
+    program: str
+    index: Callable[[Path], object]
+    until: float
+
+    def __post_init__(self) -> None:
         self._running: list[Running] = []
         self._pending: Claim | None = None  # a claim that needs a device for itself
         self._said_copies = False
@@ -173,10 +156,10 @@ class Supervisor:
 
     def run(self, total: int) -> None:
         """Run cells; `total` is their current number. Raises `Interrupted`."""
-        self._display = Display(self._grid.name, total)
+        self._display = Display(self.grid.name, total)
         try:
             while not self._over():
-                self._grid.folder.plan.stat()
+                self.grid.folder.plan.stat()
                 self._fill()
                 if self._to_index and time.monotonic() >= self._next_index:
                     self._index()  # after the start of cells, which would wait for it
@@ -185,10 +168,10 @@ class Supervisor:
                 self._wait()
             self._put_back()
         except FileNotFoundError as error:
-            if self._grid.folder.plan.is_file():
+            if self.grid.folder.plan.is_file():
                 raise
             raise UserError(
-                f"{self._grid.folder}: was removed while cells ran; give the same command again"
+                f"{self.grid.folder}: was removed while cells ran; give the same command again"
             ) from error
         finally:
             self._save()
@@ -196,11 +179,11 @@ class Supervisor:
                 self._end(each)
             self._display.close()
         self._index()
-        if self._stop.requested:
+        if self.stop.requested:
             raise Interrupted
 
     def _over(self) -> bool:
-        return self._stop.requested or time.monotonic() >= self._until
+        return self.stop.requested or time.monotonic() >= self.until
 
     # Starting.
 
@@ -208,13 +191,13 @@ class Supervisor:
         while not self._over():
             claim, self._pending = self._pending, None
             if claim is None:
-                if self._slots.are_full or time.monotonic() - self._empty < _ASK_EVERY:
+                if self.slots.are_full or time.monotonic() - self._empty < _ASK_EVERY:
                     return
-                claim = self._queue.pop()
+                claim = self.queue.pop()
                 if claim is None:
                     self._empty = time.monotonic()
                     return
-            slot = self._slots.take(alone=claim.retries.alone)
+            slot = self.slots.take(alone=claim.retries.alone)
             if slot is None:
                 self._pending = claim  # until a device has no other cell
                 return
@@ -222,10 +205,10 @@ class Supervisor:
 
     def _pack(self, first: Claim) -> list[Claim]:
         """Return a claim with those of other cells for its pack, as many as are free."""
-        pack = self._grid.pack(first.cell)
+        pack = self.grid.pack(first.cell)
         claims = [first]
         while len(claims) < pack[0]:
-            claim = self._queue.pop(lambda cell: self._grid.pack(cell) == pack)
+            claim = self.queue.pop(lambda cell: self.grid.pack(cell) == pack)
             if claim is None:
                 break
             claims.append(claim)
@@ -246,9 +229,20 @@ class Supervisor:
             attempt = folder.last_attempt() + 1
             with writing_in(folder.path):
                 folder.attempt(attempt).path.mkdir(parents=True)
-            self._queue.started(claim, attempt)
+            self.queue.started(claim, attempt)
             end_marked(folder.attempt(number).path for number in range(1, attempt))
-            job = self._job(claim, folder, attempt, slot)
+            job = Job(
+                program=self.program,
+                folder=folder,
+                attempt=attempt,
+                tree=self.grid.tree(claim.cell),
+                identity=claim.cell.id,
+                slot=slot,
+                metric=self.grid.spec.metric if self.grid.prunes else None,
+                keep=self.grid.spec.checkpoints,
+                command=tuple(command_line()),
+                plugins=tuple(loaded().values()),
+            )
             started.append(Running(claim, job, ranks, started))
         self._looked = -inf
         self._running += started
@@ -256,33 +250,18 @@ class Supervisor:
         for rank in range(slot.devices):
             ranks.append(start(run_rank, jobs[0], rank, *jobs[1:]))
 
-    def _job(self, claim: Claim, folder: RunFolder, attempt: int, slot: Slot) -> Job:
-        spec = self._grid.spec
-        return Job(
-            program=self._program,
-            folder=folder,
-            attempt=attempt,
-            tree=self._grid.tree(claim.cell),
-            identity=claim.cell.id,
-            slot=slot,
-            metric=spec.metric if self._grid.prunes else None,
-            keep=spec.checkpoints,
-            command=tuple(command_line()),
-            plugins=tuple(loaded().values()),
-        )
-
     def _others_may_lose(self) -> bool:
         """Whether this supervisor waits for cells that may return to the queue."""
         if self._pending is not None or time.monotonic() - self._looked < _ASK_EVERY:
             return True
-        others = self._queue.elsewhere()
+        others = self.queue.elsewhere()
         if not others:
             self._empty = -inf
-            return self._queue.waiting > 0
-        if self._waits and self._looked == -inf:
+            return self.queue.waiting > 0
+        if self.options.wait and self._looked == -inf:
             self._display.say(f"{others} cells run elsewhere; waiting in case one is lost")
         self._looked = time.monotonic()
-        return self._waits
+        return self.options.wait
 
     # Watching.
 
@@ -311,7 +290,7 @@ class Supervisor:
             limit = _GRACE if over else _STRAGGLERS
             return now - each.first_end > limit
         each.look()
-        each.hung = now - each.moved > self._hang_limit
+        each.hung = now - each.moved > self.options.hang_limit
         return each.hung
 
     def _look(self, each: Running) -> tuple[str, Mapping[str, Any] | None]:
@@ -327,20 +306,20 @@ class Supervisor:
             self._edited.append(file)
             does = "was edited; this grid runs the copy from its start, and the next start the edit"
             self._display.say(f"{file}: {does}")
-        run = self._grid.state(each.claim.cell, with_metric=False)
+        run = self.grid.state(each.claim.cell, with_metric=False)
         if run.result is not None or run.pruned is not None:
             self._enter(each, run)
-        elif DISK_FULL in codes or disk_usage(self._grid.folder.path).free < _ROOM:
+        elif DISK_FULL in codes or disk_usage(self.grid.folder.path).free < _ROOM:
             each.job.error(0).unlink(missing_ok=True)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._grid.folder.path))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.grid.folder.path))
         elif each.hung:
-            self._died(each, f"no progress for {clock(self._hang_limit)}")
+            self._died(each, f"no progress for {clock(self.options.hang_limit)}")
         elif killed := [code for code in filter(None, codes) if code < 0 or code == SERVER_ENDED]:
             self._died(each, f"killed ({_name(killed[0])})")
         elif OUT_OF_MEMORY in codes:
             self._died(each, "out of memory", alone=each.job.slot.sharing > 1)
         elif HELD in codes:
-            self._queue.put_back(each.claim, "another process held the run")
+            self.queue.put_back(each.claim, "another process held the run")
             self._display.say(f"{each.claim.cell.name}: another process holds the run, put back")
         elif FAILED in codes:
             self._fail(each, self._first_error(each))
@@ -348,7 +327,7 @@ class Supervisor:
             self._fail(each, f"ended with exit code {codes[0]} and without a result\n")
 
     def _enter(self, each: Running, run: RunState) -> None:
-        self._queue.ended(each.claim, run)
+        self.queue.ended(each.claim, run)
         if run.pruned is not None:
             self._say(each, "pruned", f"at step {run.pruned['step']}")
         elif run.result is not None:
@@ -358,10 +337,10 @@ class Supervisor:
     def _died(self, each: Running, why: str, alone: bool = False) -> None:
         """Requeue a cell that did not end by its own error, unless this happened too often."""
         name, deaths = each.claim.cell.name, each.claim.retries.deaths + 1
-        if self._stop.requested:  # the cells also received the signal
-            self._queue.put_back(each.claim, "interrupted")
+        if self.stop.requested:  # the cells also received the signal
+            self.queue.put_back(each.claim, "interrupted")
         elif deaths < MOST_DEATHS:
-            self._queue.put_back(each.claim, why, death=True, alone=alone)
+            self.queue.put_back(each.claim, why, death=True, alone=alone)
             self._display.say(f"{name}: {why}, put back")
         else:
             self._fail(each, f"{MOST_DEATHS} attempts ended early, the last: {why}\n")
@@ -370,7 +349,7 @@ class Supervisor:
         """Write the error into the folder of the attempt, and record it in the queue."""
         write_whole(each.job.record.error, error)
         line = error.rstrip().rpartition("\n")[2]
-        self._queue.failed(each.claim, line)
+        self.queue.failed(each.claim, line)
         self._say(each, "failed", line)
 
     def _first_error(self, each: Running) -> str:
@@ -394,7 +373,7 @@ class Supervisor:
         self._running.remove(each)
         self._empty = -inf  # the cell may wait in the queue again
         if all(other.ranks is not each.ranks for other in self._running):
-            self._slots.give_back(each.job.slot)
+            self.slots.give_back(each.job.slot)
 
     def _save(self) -> None:
         """Make the running cells save their state, and wait a limited time for them to end."""
@@ -407,7 +386,7 @@ class Supervisor:
             for rank in each.left:
                 rank.terminate()  # a suspended process receives it once it resumes
         until = time.monotonic() + _GRACE
-        while any(each.left for each in running) and self._stop.count < 2:
+        while any(each.left for each in running) and self.stop.count < 2:
             if time.monotonic() > until:
                 break
             time.sleep(_TICK)
@@ -418,21 +397,21 @@ class Supervisor:
         while self._running:
             each = self._running[-1]
             self._end(each)
-            run = self._grid.state(each.claim.cell, with_metric=False)
+            run = self.grid.state(each.claim.cell, with_metric=False)
             if run.result is not None or run.pruned is not None:
                 self._enter(each, run)
             else:
-                self._queue.put_back(each.claim, "interrupted")
+                self.queue.put_back(each.claim, "interrupted")
             self._forget(each)
         if self._pending is not None:
-            self._queue.put_back(self._pending, "interrupted")
+            self.queue.put_back(self._pending, "interrupted")
 
     def _index(self) -> None:
         """Write the index of the runs. One supervisor at a time writes it."""
         began, self._to_index = time.monotonic(), False
-        with if_free(self._grid.folder.report_lock) as free:
+        with if_free(self.grid.folder.report_lock) as free:
             if free:
-                self._index_with(self._grid.folder.path)
+                self.index(self.grid.folder.path)
         ended = time.monotonic()
         self._next_index = ended + max(_INDEX_EVERY, (ended - began) / _INDEX_SHARE)
 
@@ -448,12 +427,9 @@ _NVIDIA = Path("/proc/driver/nvidia/version")  # without this file there is no C
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a supervisor ended.
+    """How a supervisor ended: `cut` says why it stopped early; other ones run `elsewhere` cells.
 
-    Attributes:
-        grid: The grid, None if the supervisor was stopped before it was planned.
-        elsewhere: The number of cells that other supervisors run now.
-        cut: The reason why the supervisor stopped early, otherwise empty.
+    `grid` is None if the supervisor was stopped before it was planned.
     """
 
     grid: Grid | None
@@ -472,15 +448,9 @@ def run_grid(
 ) -> Ending:
     """Run the missing cells of a grid until all are done or a signal or the time stops it.
 
-    In every case finished cells are kept and no process remains.
-
-    Args:
-        spec: The content of the grid file.
-        folder: The grid's folder, created if missing.
-        options: How the supervisor works.
-        program: The module that resolves, prepares and trains.
-        corpus: Returns the digest of the content of a corpus.
-        index: Called with the grid's folder at intervals, to index the runs.
+    In every case finished cells are kept and no process remains. The module `program` resolves,
+    prepares and trains, `corpus` returns the digest of the content of a corpus, and `index` is
+    called with the grid's folder at intervals, to index the runs.
 
     Raises:
         UserError: for a mistake in the grid or the options, and for damaged results.
@@ -508,10 +478,8 @@ def run_grid(
             rounds = 0
             while True:
                 with turn(folder.start_lock, lambda: stop.requested, why):
-                    if not rounds:
-                        alone = held.enter_context(supervisor_lock(folder, several=True))
-                    else:
-                        alone = False  # others may have come since
+                    # Others may have come since the first round.
+                    alone = not rounds and held.enter_context(supervisor_lock(folder, several=True))
                     held_plan = None
                     with suppress(DamagedPlan):
                         held_plan = load_plan(folder.plan) if spec.adapts else None
@@ -524,14 +492,10 @@ def run_grid(
                         _rerun_stale(grid, program, stop, alone)
                     if alone:
                         grid = reopened(grid)
-                    queue = Queue(
-                        grid,
-                        storage,
-                        retry_failed=options.retry_failed and not rounds,
-                        alone=alone,
-                    )
+                    again = options.retry_failed and not rounds
+                    queue = Queue(grid, storage, retry_failed=again, alone=alone)
                 with queue:
-                    queue.record_search()
+                    queue.study.record_search()
                     if not rounds:
                         warned = (f"warning: {line}" for line in grid.plan.warnings)
                         for note in (*queue.notes, *warned, *other_versions(grid)):
@@ -550,7 +514,7 @@ def run_grid(
                         supervisor.run(total)
                     elsewhere = queue.elsewhere()
                     if not grid.plan.more:
-                        queue.record_search()
+                        queue.study.record_search()
                 rounds, fresh = rounds + 1, None
                 if not grid.awaits_round:
                     return Ending(grid=grid, elsewhere=elsewhere)
@@ -598,11 +562,8 @@ def current_grid(
         )
     if alone:
         drop_links(folder, {cell.name for cell in grid.cells})
-        for cell in grid.cells:
-            link_run(folder, cell.name, cell.id)
-    elif due:
-        for cell in grid.cells:
-            link_run(folder, cell.name, cell.id)
+    for cell in grid.cells if alone or due else ():
+        link_run(folder, cell.name, cell.id)
     if not valid or (alone and not grid.is_saved()):
         grid.save()
     return grid
@@ -666,8 +627,7 @@ _MOST_DAMAGED = 3  # runs that are put aside unasked
 def put_damaged_aside(grid: Grid, retry: bool) -> None:
     """Put aside the finished runs that are torn, or unlike their seal or id; their cells run again.
 
-    Raises:
-        UserError: unless `retry`, if there are many of them, and for one that is being trained.
+    Raises `UserError`, unless `retry`, if there are many, and for one that is being trained.
     """
     found = [(cell, damage) for cell in grid.cells if (damage := grid.damage(cell))]
     if not found:

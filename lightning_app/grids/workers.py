@@ -82,17 +82,9 @@ _OLD_WORKER_GONE = 60.0  # seconds for the worker of a killed supervisor to end
 class Job:
     """One attempt of a cell, as its processes receive it.
 
-    Attributes:
-        program: A module with `resolve`, `identify` and `run_cell`.
-        folder: The run's folder.
-        attempt: The number of the attempt.
-        tree: The unresolved config of the cell.
-        identity: The planned id of the cell.
-        slot: The devices and threads of the cell.
-        metric: The metric that a pruner compares; None without a pruner.
-        keep: The checkpoints to keep of a finished cell.
-        command: The command line of the supervisor.
-        plugins: The plug-ins of the supervisor.
+    `program` is a module with `resolve`, `identify` and `run_cell`, `tree` the unresolved config of
+    the cell and `identity` its planned id. `metric` is what a pruner compares, None without one;
+    `keep` names the checkpoints to keep. `command` and `plugins` are those of the supervisor.
     """
 
     program: str
@@ -195,10 +187,8 @@ def make_plan(program: str, spec: GridSpec, experiments: Path) -> Plan:
 def prepare_data(program: str, grid: Grid) -> None:
     """Prepare every corpus, so that cells only read.
 
-    Cells are checked again if a corpus was missing when they were planned.
-
-    Raises:
-        UserError: for a mistake in a corpus, or a cell that does not fit it.
+    Cells are checked again if a corpus was missing when they were planned. Raises `UserError` for a
+    mistake in a corpus, or a cell that does not fit it.
     """
     module = importlib.import_module(program)
     made = [module.prepare(config) for config in grid.data]
@@ -302,13 +292,8 @@ def share_cores(threads: int) -> None:
 
 def preload(program: str) -> None:
     """Set the modules that the fork server imports before its first child."""
-    _CONTEXT.set_forkserver_preload(
-        [
-            "lightning_app.grids.fork_server",
-            "lightning_app.grids.workers",
-            program,
-        ]
-    )
+    ours = ("lightning_app.grids.fork_server", "lightning_app.grids.workers")
+    _CONTEXT.set_forkserver_preload([*ours, program])
 
 
 def start(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:

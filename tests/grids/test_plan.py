@@ -170,9 +170,8 @@ def test_a_plan_survives_the_disk_and_holds_while_nothing_changes(tmp_path: Path
     assert saved.is_saved()
     assert load_plan(path) == plan
     assert is_valid(plan, given, lambda data: stand_in.CORPUS)
-    for wrong in (replace(plan.cells[0], name="other"), replace(plan.cells[0], id="0" * 16)):
-        edited = replace(plan, cells=(wrong, *plan.cells[1:]))
-        assert not is_valid(edited, given, lambda data: stand_in.CORPUS)
+    other = replace(plan, cells=(replace(plan.cells[0], id="0" * 16), *plan.cells[1:]))
+    assert not is_valid(other, given, lambda data: stand_in.CORPUS)
     assert plan.made_from == made_from(given) == made_from(read_spec(tmp_path / "grid.yaml"))
     assert made_from(replace(given, base_config={"data": {"delay": 1}})) != plan.made_from
     tree = json.loads((tmp_path / "plan.json").read_text())

@@ -33,6 +33,12 @@ def complete(study: optuna.Study, *losses: float) -> None:
         study.add_trial(optuna.create_trial(value=loss, intermediate_values=values))
 
 
+def reports(trial: optuna.Trial, folder: Path, attempt: int = 1) -> Reports:
+    found = Reports(RunFolder(folder), attempt, "val/nll")
+    found.follow(trial)
+    return found
+
+
 def report(folder: Path, attempt: int, step: int, value: float) -> None:
     record = folder / "attempts" / str(attempt)
     record.mkdir(parents=True, exist_ok=True)
@@ -44,56 +50,56 @@ def report(folder: Path, attempt: int, step: int, value: float) -> None:
 
 @pytest.mark.parametrize(("direction", "sign"), [("minimize", 1), ("maximize", -1)])
 def test_the_median_rule_stops_what_is_worse_than_half(tmp_path, direction, sign: int) -> None:
-    grid, reports = study("median", direction), Reports("val/nll")
+    grid = study("median", direction)
     complete(grid, *(sign * loss for loss in (1.0, 2.0, 3.0, 4.0, 5.0)))
-    good, bad = grid.ask(), grid.ask()
+    good, bad = (reports(grid.ask(), tmp_path / name) for name in ("good", "bad"))
     report(tmp_path / "good", 1, 10, sign * 2.9)
     report(tmp_path / "bad", 1, 10, sign * 3.1)
-    assert not reports.look(good, RunFolder(tmp_path / "good"), 1)
-    assert reports.look(bad, RunFolder(tmp_path / "bad"), 1)
+    assert not good.look()
+    assert bad.look()
     assert not (tmp_path / "good" / "attempts" / "1" / "stop").exists()
     assert (tmp_path / "bad" / "attempts" / "1" / "stop").exists()
-    assert reports.look(bad, RunFolder(tmp_path / "bad"), 1)  # as long as it has not heard
+    assert bad.look()  # as long as it has not heard
     values = [trial.intermediate_values for trial in grid.get_trials()[-2:]]
     assert values == [{10: sign * 2.9}, {10: sign * 3.1}]
 
 
 def test_nothing_is_pruned_before_enough_cells_are_complete_or_what_is_not_finite(tmp_path) -> None:
-    grid, reports = study("median"), Reports("val/nll")
+    grid = study("median")
     complete(grid, 1.0, 1.0, 1.0, 1.0)
     # A fifth one of unknown origin.
     grid.add_trial(optuna.create_trial(value=1.0))
-    trial = grid.ask()
+    cell = reports(grid.ask(), tmp_path)
     report(tmp_path, 1, 10, 99.0)
-    assert not reports.look(trial, RunFolder(tmp_path), 1)
+    assert not cell.look()
     complete(grid, 1.0)
     report(tmp_path, 1, 20, 99.0)
-    assert reports.look(trial, RunFolder(tmp_path), 1)
+    assert cell.look()
     folder = tmp_path / "other"
-    grid, reports = study("median"), Reports("val/nll")
+    grid = study("median")
     complete(grid, *[1.0] * 5)
     trial = grid.ask()
+    cell = reports(trial, folder)
     report(folder, 1, 10, math.nan)
     report(folder, 1, 20, math.inf)
-    assert not reports.look(trial, RunFolder(folder), 1)
+    assert not cell.look()
     assert grid.trials[-1].intermediate_values == {}
     grid.tell(trial.number, state=TrialState.FAIL)  # by others
     report(folder, 1, 30, 1.0)
-    assert not reports.look(trial, RunFolder(folder), 1)
+    assert not cell.look()
 
 
 def test_a_cell_that_goes_on_brings_the_reports_of_its_earlier_attempts(tmp_path: Path) -> None:
-    grid, reports = study("median"), Reports("val/nll")
+    grid = study("median")
     first = grid.ask()
     report(tmp_path, 1, 10, 3.0)
     report(tmp_path, 1, 20, 2.0)
-    assert not reports.look(first, RunFolder(tmp_path), 1)
-    reports.forget(first)
+    assert not reports(first, tmp_path).look()
     grid.tell(first, state=TrialState.FAIL)
     complete(grid, *[1.0] * 5)
     second = grid.ask()
     report(tmp_path, 2, 20, 2.0)  # made again from the checkpoint at step 10
-    assert reports.look(second, RunFolder(tmp_path), 2)
+    assert reports(second, tmp_path, 2).look()
     assert (tmp_path / "attempts" / "2" / "stop").exists()
     assert not (tmp_path / "attempts" / "1" / "stop").exists()
 
@@ -103,23 +109,24 @@ def test_every_step_is_reported_once_whoever_reports(tmp_path: Path, recwarn) ->
     trial = grid.ask()
     for step in STEPS:  # each with a new reader, as after a restart of the supervisor
         report(tmp_path, 1, step, 1.0)
-        assert not Reports("val/nll").look(trial, RunFolder(tmp_path), 1)
+        assert not reports(trial, tmp_path).look()
     assert list(grid.trials[-1].intermediate_values) == list(STEPS)
     assert [str(each.message) for each in recwarn] == []
 
 
 def test_hyperband_begins_at_the_first_validation(tmp_path: Path) -> None:
-    grid, reports = study("hyperband"), Reports("val/nll")
+    grid = study("hyperband")
     early = grid.ask()
     report(tmp_path / "early", 1, 10, 99.0)
-    assert not reports.look(early, RunFolder(tmp_path / "early"), 1)
+    assert not reports(early, tmp_path / "early").look()
     complete(grid, 0.5)
     stopped = []
     for number in range(27):
-        trial, folder = grid.ask(), tmp_path / str(number)
+        folder = tmp_path / str(number)
+        cell = reports(grid.ask(), folder)
         for step in STEPS:
             report(folder, 1, step, 1.0 + number)  # each worse than the one before
-            if reports.look(trial, RunFolder(folder), 1):
+            if cell.look():
                 stopped.append(step)
                 break
     assert 18 <= len(stopped) <= 26
