@@ -8,6 +8,8 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import torch.utils.tensorboard
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_app.config.classes import entries, made_fields
 from lightning_app.config.config import check_rows, data_module, resolve, transformer_module
@@ -106,6 +108,9 @@ def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
         clock = _StepTimer(steps)
         pl.seed_everything(config["seed_everything"], workers=True)
         made["callbacks"] += [clock]
+        # Callbacks of the config may need a logger, or be checkpoints.
+        made["logger"] = CSVLogger(folder)
+        made["enable_checkpointing"] = any(isinstance(each, Checkpoint) for each in made["callbacks"])
         module, data = transformer_module(config["model"]), data_module(config["data"])
         pl.Trainer(**made).fit(module, datamodule=data)
     return median_high(clock.seconds[1:] or clock.seconds)  # the first step also prepares
