@@ -1503,8 +1503,8 @@ MUTANTS = (
     mutant(
         "an interval over seeds of which some failed has a p value",
         SENSITIVITY,
-        "seeds, p = pairs.seeds, math.nan if mixed else seeds_p(values)",
-        "seeds, p = pairs.seeds, seeds_p(values)",
+        '"p": max(seeds_p(found), floor) if decides else math.nan',
+        '"p": max(seeds_p(found), floor)',
     ),
     mutant(
         "a run that became non-finite has the metrics of a validation before",
@@ -2003,8 +2003,8 @@ MUTANTS = (
     mutant(
         "gains of several modules share a name",
         at("probes/test_probe.py"),
-        "                if counts[quantity] > 1:",
-        "                if counts[quantity] > 99:",
+        "            if counts[quantity] > 1:",
+        "            if counts[quantity] > 99:",
     ),
     mutant(
         "a figure at one rate takes one that few arms have",

@@ -118,11 +118,7 @@ def _default_of(field: Field[Any]) -> Any:
 
 SubLayer = Literal["SA", "CA", "FF"]
 
-NAMES: dict[SubLayer, str] = {
-    "SA": "self-attention",
-    "CA": "cross-attention",
-    "FF": "feed-forward",
-}
+NAMES: dict[SubLayer, str] = {"SA": "self-attention", "CA": "cross-attention", "FF": "feed-forward"}
 _NORMS: dict[str, str] = {
     "layer_norm": "LayerNorm",
     "rms_norm": "RMSNorm",
@@ -332,8 +328,7 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
         block, memory = first.localised_span.query_block, first.localised_span.memory
         add("a localised span", f"{block} queries a block, and {memory} tokens before it")
     if first.adaptive_span is not None:
-        names = (field.name for field in fields(first.adaptive_span))
-        shown = (f"{name} {getattr(first.adaptive_span, name)}" for name in names)
+        shown = (f"{name} {value}" for name, value in vars(first.adaptive_span).items())
         dynamic = first.adaptive_span.dynamic_bias is not None
         each = " for each token" if dynamic else ""
         add(f"a span that each head learns{each}", ", ".join(shown))
@@ -361,12 +356,8 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
     if first.head_gain:
         add("* 1 on each head", "learned")
     if first.output_gate != "none":
-        add(
-            f"* sigmoid(u W_g): {first.output_gate}"
-            if first.output_gate in GATES
-            else f"gate {first.output_gate}",
-            "before P",
-        )
+        gate = "* sigmoid(u W_g):" if first.output_gate in GATES else "gate"
+        add(f"{gate} {first.output_gate}", "before P")
     if first.output_norm != "none":
         add(f"{norm_name(first.output_norm)} of all heads", "before P")
     _add_projection(add, "P", [(s.output, s.output_gains) for s in specs], layers)
@@ -378,16 +369,22 @@ def attention_parts(specs: Sequence[AttentionSpec], layers: range) -> tuple[Insi
 def _add_shaping(add: Callable[..., None], specs: Sequence[AttentionSpec], layers: range) -> None:
     shapings = [spec.shaping for spec in specs if spec.shaping is not None]
     first = shapings[0]
-    starts = [f"alpha {number([one.alpha for one in shapings], layers)}"]
-    starts += [f"beta {number([one.beta for one in shapings], layers)}"]
-    label = "alpha I + beta A"
-    if first.gamma is not None:
-        label += " - gamma C"
-        gammas = [one.gamma for one in shapings if one.gamma is not None]
-        starts += [f"gamma {number(gammas, layers)}"]
+    centred = first.gamma is not None
+    names = ("alpha", "beta", "gamma") if centred else ("alpha", "beta")
+    starts = [
+        f"{name} {number([getattr(one, name) for one in shapings], layers)}" for name in names
+    ]
+    label = "alpha I + beta A" + " - gamma C" * centred
     trained = "learned" if first.learned else "fixed"
     share = f"{trained}, one {'a head' if first.per_head else 'for all'}"
     add(label, ", ".join(starts), share, *changed_fields(shapings, layers, handled=_SHAPING))
+
+
+_SINGLE = {"orthogonal": "orthogonal at first", "identity": "= I"}
+_SUMS = {  # W_0, and what holds at the start
+    "identity_plus": ("I", "dW = 0 at first"),
+    "orthogonal_plus": ("W_0", "W_0 orthogonal, fixed", "dW = 0 at first"),
+}
 
 
 def _add_projection(
@@ -397,22 +394,11 @@ def _add_projection(
     layers: range,
 ) -> None:
     kind, gains = projections[0]
-    match kind:
-        case "full":
-            return
-        case "orthogonal":
-            add(f"{name} orthogonal at first")
-            return
-        case "identity":
-            add(f"{name} = I")
-            return
-        case "identity_plus":
-            initial, notes = "I", ["dW = 0 at first"]
-        case "orthogonal_plus":
-            initial, notes = "W_0", ["W_0 orthogonal, fixed", "dW = 0 at first"]
-        case _:
-            add(f"{name} = {kind}")
-            return
+    if kind not in _SUMS:
+        if kind != "full":
+            add(f"{name} {_SINGLE.get(kind, f'= {kind}')}")
+        return
+    initial, *notes = _SUMS[kind]
     notes += changed_fields([gains for _, gains in projections], layers, handled=("kept", "change"))
     if gains == ProjectionGains():
         add(f"{name} = {initial} + dW", *notes)
@@ -483,8 +469,7 @@ def _step_notes(spec: StackSpec) -> list[str]:
             f"before each layer: + {signal}, and the table of positions where they have one"
         )
     if spec.halting is not None:
-        names = (field.name for field in fields(spec.halting))
-        shown = [f"{name} {getattr(spec.halting, name):.4g}" for name in names]
+        shown = [f"{name} {value:.4g}" for name, value in vars(spec.halting).items()]
         notes.append(f"each token halts; the average of its states goes on; {', '.join(shown)}")
     return notes
 
@@ -517,71 +502,56 @@ def _factor(gains: Iterable[Gain], layers: range, *, shared: bool = False) -> tu
 
 
 def _run(blocks: list[BlockSpec], layers: range, side: Side) -> LayerRun:
-    def each(of: Callable[[BlockSpec], Any]) -> list[Any]:
-        return [of(block) for block in blocks]
-
-    def before(of: Callable[[BlockSpec], ResidualSpec]) -> tuple[Part, ...]:
-        scales = each(lambda block: of(block).input_scale)
+    def before(specs: Sequence[ResidualSpec]) -> tuple[Part, ...]:
+        scales = [spec.input_scale for spec in specs]
         scale = (Factor(value=number(scales, layers)),) * any(one != 1.0 for one in scales)
-        return norm(of(block).norm_input) + scale
+        return norm(specs[0].norm_input) + scale
 
-    def after(of: Callable[[BlockSpec], ResidualSpec]) -> tuple[Part, ...]:
-        gains = each(lambda block: of(block).branch)
-        factor = _factor(gains, layers, shared=block.share_branch_gain)
-        return norm(of(block).norm_branch) + factor
+    def after(specs: Sequence[ResidualSpec]) -> tuple[Part, ...]:
+        factor = _factor([spec.branch for spec in specs], layers, shared=block.share_branch_gain)
+        return norm(specs[0].norm_branch) + factor
 
-    def skip(of: Callable[[BlockSpec], ResidualSpec]) -> tuple[Part, ...] | None:
-        gains = each(lambda block: of(block).skip)
+    def skip(specs: Sequence[ResidualSpec]) -> tuple[Part, ...] | None:
+        gains = [spec.skip for spec in specs]
         return None if gains[0].absent else _factor(gains, layers)
 
-    def attention(kind: SubLayer, of: Callable[[BlockSpec], AttentionSpec]) -> Branch:
-        specs = each(of)
+    def attention(kind: SubLayer, specs: Sequence[AttentionSpec]) -> Branch:
         return Branch(kind=kind, inside=attention_parts(specs, layers), carry=specs[0].carry)
 
-    def around(branch: Branch, of: Callable[[BlockSpec], ResidualSpec], bottom: bool) -> Sum:
-        whole = replace(branch, before=before(of), after=after(of))
-        over = skip(of)
+    def around(branch: Branch, specs: Sequence[ResidualSpec], *, bottom: bool = False) -> Sum:
+        whole, over = replace(branch, before=before(specs), after=after(specs)), skip(specs)
+        bottom, first = bottom and over is not None, specs[0]
         return Sum(
-            branches=(whole,),
-            skip=over,
-            bottom=bottom and over is not None,
-            norm=norm(of(block).norm_sum),
-            rule=of(block).rule,
+            branches=(whole,), skip=over, bottom=bottom, norm=norm(first.norm_sum), rule=first.rule
         )
 
     block = blocks[0]
-    own = attention("SA", lambda block: block.self_attention)
-    cross = attention("CA", lambda block: block.cross_attention)
+    around_self = [each.around_self for each in blocks]
+    around_cross = [each.around_cross for each in blocks]
+    around_ff = [each.around_ff for each in blocks]
+    own = attention("SA", [each.self_attention for each in blocks])
+    cross = attention("CA", [each.cross_attention for each in blocks])
     inner = () if block.ff_norm == "none" else (Inside(label=f"{norm_name(block.ff_norm)} inside"),)
     if block.ff_scale:
         inner += (Inside(label="s * (W_1 u)", notes=("s a learned vector from sqrt(d)",)),)
     feed = Branch(kind="FF", inside=inner)
-    crossed = around(cross, lambda block: block.around_cross, False)
+    crossed = around(cross, around_cross)
     if block.layout == "parallel":
-        joined = Sum(
-            branches=(
-                replace(own, after=after(lambda block: block.around_self)),
-                replace(feed, after=after(lambda block: block.around_ff)),
-            ),
-            shared=before(lambda block: block.around_self),
-            skip=skip(lambda block: block.around_ff),
-        )
+        forks = (replace(own, after=after(around_self)), replace(feed, after=after(around_ff)))
+        joined = Sum(branches=forks, shared=before(around_self), skip=skip(around_ff))
         sums = [joined, crossed]
     else:
-        sums = [
-            around(own, lambda block: block.around_self, False),
-            crossed,
-            around(feed, lambda block: block.around_ff, block.bottom_to_top),
-        ]
+        fed = around(feed, around_ff, bottom=block.bottom_to_top)
+        sums = [around(own, around_self), crossed, fed]
     if side != "decoder":
         sums.remove(crossed)
-    notes = [*_starts(each(lambda block: block.init), layers), *_unknown(blocks, layers, side)]
+    notes = [*_starts([each.init for each in blocks], layers), *_unknown(blocks, layers, side)]
     notes += ["rows of matrices have length 1 after each step"] * block.unit_matrices
     if block.drops:
         drops = {
-            "self-attention": [each.around_self.drop for each in blocks],
-            "cross-attention": [each.around_cross.drop for each in blocks] * (side == "decoder"),
-            "feed-forward": [each.around_ff.drop for each in blocks],
+            "self-attention": [each.drop for each in around_self],
+            "cross-attention": [each.drop for each in around_cross] * (side == "decoder"),
+            "feed-forward": [each.drop for each in around_ff],
         }
         dropped = {name: number(each, layers) for name, each in drops.items() if any(each)}
         same = len(dropped) == sum(map(bool, drops.values())) and len({*dropped.values()}) == 1

@@ -142,10 +142,7 @@ def preset_lines(name: str, encoder_depth: int, decoder_depth: int, width: int) 
 def stack_lines(stacks: Stacks, width: int) -> list[str]:
     """Return the drawings of stacks, and their specification."""
     lines = [*text_lines(drawings(stacks), width), ""]
-    lines += [
-        *wrapped_lines("The resolved specification, without defaults:", width=width),
-        "",
-    ]
+    lines += [*wrapped_lines("The resolved specification, without defaults:", width=width), ""]
     for depth, line in specification_lines(stacks):
         lines += wrapped_lines(line, 2 * depth, 2 * depth + 4, width)
     return lines

@@ -524,9 +524,8 @@ def text_lines(drawings: Sequence[Drawing], width: int = WIDTH) -> list[str]:
     lines = []
     for drawing in drawings:
         lines += [f"{drawing.side}:", "", *_stack(drawing)]
-        lines += [line for note in drawing.notes for line in wrapped_lines(note, 4, 6, width)] + [
-            ""
-        ]
+        lines += [line for note in drawing.notes for line in wrapped_lines(note, 4, 6, width)]
+        lines.append("")
         for run in drawing.runs:
             lines += [f"  {run.label}:", *_run(run, width, dual=drawing.dual), ""]
     shown = "\n".join(lines)
@@ -536,13 +535,8 @@ def text_lines(drawings: Sequence[Drawing], width: int = WIDTH) -> list[str]:
 
 def wrapped_lines(text: str, first: int = 0, rest: int = 0, width: int = WIDTH) -> list[str]:
     """Return `text` in lines of at most `width`; the first and the other lines are indented."""
-    return textwrap.wrap(
-        text,
-        max(width, LEAST),
-        initial_indent=" " * first,
-        subsequent_indent=" " * rest,
-        break_on_hyphens=False,
-    )
+    indents = " " * first, " " * rest
+    return textwrap.TextWrapper(max(width, LEAST), *indents, break_on_hyphens=False).wrap(text)
 
 
 def _label(part: Part) -> str:
@@ -568,10 +562,7 @@ def _stack(drawing: Drawing) -> list[str]:
     column = len(start) - 4
     second = f"'-- r, the sum of all branches -- {after}".removesuffix(" ")
     first = runs.removesuffix(" ").ljust(len(second) - 4, "-")
-    return [
-        f"{start}{first}(+)--> output",
-        " " * column + second.ljust(len(first) + 5, "-") + "'",
-    ]
+    return [f"{start}{first}(+)--> output", " " * column + second.ljust(len(first) + 5, "-") + "'"]
 
 
 def _run(run: LayerRun, width: int, *, dual: bool) -> list[str]:

@@ -109,8 +109,8 @@ def seconds_per_step(config: dict[str, Any], steps: int = 20) -> float:
         pl.seed_everything(config["seed_everything"], workers=True)
         made["callbacks"] += [clock]
         # Callbacks of the config may need a logger, or be checkpoints.
-        made["logger"] = CSVLogger(folder)
-        made["enable_checkpointing"] = any(isinstance(each, Checkpoint) for each in made["callbacks"])
+        saves = any(isinstance(each, Checkpoint) for each in made["callbacks"])
+        made |= {"logger": CSVLogger(folder), "enable_checkpointing": saves}
         module, data = transformer_module(config["model"]), data_module(config["data"])
         pl.Trainer(**made).fit(module, datamodule=data)
     return median_high(clock.seconds[1:] or clock.seconds)  # the first step also prepares

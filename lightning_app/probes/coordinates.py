@@ -6,6 +6,7 @@ shrinks with the width.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,13 +52,11 @@ def _activations(model: nn.Module, objective: Any, batch: Any) -> dict[str, Tens
     def keep(name: str, module: nn.Module, given: Any, out: Any) -> None:
         found[name] = out[0].x.detach().clone()
 
-    blocks = [(name, each) for name, each in model.named_modules() if isinstance(each, Block)]
-    handles = [each.register_forward_hook(partial(keep, name)) for name, each in blocks]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if isinstance(module, Block):
+                hooks.enter_context(module.register_forward_hook(partial(keep, name)))
         found["logits"] = objective.logits(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 

@@ -24,6 +24,7 @@ from lightning_app.report.figures.sheet import (
     DASHES,
     INK,
     MUTED,
+    key,
     save,
     styled,
     without_formula,
@@ -70,10 +71,7 @@ LINES = (
         log=True,
     ),
     Lines("hidden_norm", {"sum_norm": "squared norm / d\nbefore the last norm"}),
-    Lines(
-        "token_cosine",
-        {"token_cosine": "cosine of two tokens", "token_rank": "effective rank"},
-    ),
+    Lines("token_cosine", {"token_cosine": "cosine of two tokens", "token_rank": "effective rank"}),
     Lines(
         "attention_distance",
         {
@@ -83,28 +81,18 @@ LINES = (
         cuts=DISTANCE_CUTS,
     ),
     Lines("score_ratio", {"score_ratio": "own scores / running sum"}),
-    Lines(
-        "logits",
-        {"largest_logit": "largest logit", "peaked_rows": "share of rows\nover 0.99"},
-    ),
+    Lines("logits", {"largest_logit": "largest logit", "peaked_rows": "share of rows\nover 0.99"}),
 )
 
 
 def write_probe_figures(probed: Sequence[Probed], folder: Path) -> list[Path]:
     """Write every figure that has rows; return the paths."""
-    paths = []
-    names = [figure.name for figure in LINES] + ["gains", "attention_entropy"]
-    for old in (folder / f"{name}.svg" for name in names):
-        old.unlink(missing_ok=True)
     with styled():
-        for lines in (*LINES, gains_of(probed)):
-            figure = line_figure(lines, probed)
-            if figure is not None:
-                paths.append(save(figure, folder / f"{lines.name}.svg"))
-        figure = entropy_figure(probed)
-        if figure is not None:
-            paths.append(save(figure, folder / "attention_entropy.svg"))
-    return paths
+        drawn = {each.name: line_figure(each, probed) for each in (*LINES, gains_of(probed))}
+        drawn["attention_entropy"] = entropy_figure(probed)
+        for name in drawn:
+            (folder / f"{name}.svg").unlink(missing_ok=True)
+        return [save(figure, folder / f"{name}.svg") for name, figure in drawn.items() if figure]
 
 
 def undrawn_curves(probed: Sequence[Probed]) -> list[str]:
@@ -152,7 +140,6 @@ def gains_of(probed: Sequence[Probed]) -> Lines:
 
 def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
     """Draw quantities by stacks, one curve per variant; None if no variant has any of them."""
-    from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
     def curve(variant: Probed, quantity: str, stack: str) -> tuple[list[int], list[float]]:
@@ -187,12 +174,8 @@ def line_figure(lines: Lines, probed: Sequence[Probed]) -> "Figure | None":
                 axes.set_title(column)
         row[0].set_ylabel(lines.quantities[quantity])
     figure.supxlabel("layer", fontsize=9.5)
-    handles = [
-        Line2D(
-            [], [], marker="o", markersize=3.5, linewidth=1.6, label=without_formula(name), **style
-        )
-        for name, style in styles.items()
-    ]
+    dots: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": 1.6}
+    handles = [key(without_formula(name), **dots, **style) for name, style in styles.items()]
     legend(figure, handles)
     return figure
 
@@ -239,20 +222,15 @@ def band(median: float) -> str:
 def entropy_panel(axes: "Axes", variant: Probed, stack: str, prefix: str) -> None:
     """Draw the heads of one stack."""
     quantity = f"{prefix}attention_entropy"
-    names = list(QUANTILES)
-    heads = sorted(
-        {
-            row.head
-            for row in variant.rows
-            if (row.quantity, row.stack) == (f"{quantity}_p50", stack) and row.head is not None
-        }
-    )
+    median_of = f"{quantity}_p50", stack
+    rows = [row for row in variant.rows if (row.quantity, row.stack) == median_of]
+    heads = sorted({row.head for row in rows if row.head is not None})
     width = 0.8 / max(1, len(heads))
     layers: set[int] = set()
     for place, head in enumerate(heads):
-        points = {name: variant.values(f"{quantity}_{name}", stack, head) for name in names}
+        points = {name: variant.values(f"{quantity}_{name}", stack, head) for name in QUANTILES}
         for layer, median in points["p50"].items():
-            box = [points[name][layer] for name in names]
+            box = [points[name][layer] for name in QUANTILES]
             if not all(map(math.isfinite, box)):
                 continue
             layers.add(layer)
@@ -261,12 +239,10 @@ def entropy_panel(axes: "Axes", variant: Probed, stack: str, prefix: str) -> Non
             axes.plot([x, x], [box[0], box[4]], color=colour, linewidth=0.8, zorder=2)
             axes.bar(x, box[3] - box[1], 0.8 * width, box[1], color=colour, alpha=0.55, zorder=3)
             axes.plot([x - 0.4 * width, x + 0.4 * width], [median] * 2, color=colour, linewidth=1.6)
-    free = variant.values(f"{prefix}attention_free_entropy", stack)
-    for layer, most in free.items():
+    look: dict[str, Any] = {"color": INK, "linestyle": DASHES[0], "zorder": 1}
+    for layer, most in variant.values(f"{prefix}attention_free_entropy", stack).items():
         if math.isfinite(most):
-            axes.plot(
-                [layer - 0.45, layer + 0.45], [most] * 2, color=INK, linestyle=DASHES[0], zorder=1
-            )
+            axes.plot([layer - 0.45, layer + 0.45], [most] * 2, **look)
     for cut in ENTROPY_CUTS:
         axes.axhline(cut, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2.5)), zorder=1)
     axes.set_xticks(sorted(layers))
@@ -286,11 +262,9 @@ def looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def curve_style(index: int) -> dict[str, Any]:
     """Return colour and dash number `index`: the first 35 all differ."""
-    turn = index // len(COLOURS) % (len(DASHES) + 1)
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": "solid" if turn == 0 else DASHES[turn - 1],
-    }
+    dashes = ("solid", *DASHES)
+    turn = index // len(COLOURS) % len(dashes)
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes[turn]}
 
 
 def panel_grid(rows: int, columns: int) -> tuple["Figure", list[list["Axes"]]]:
@@ -308,13 +282,8 @@ def panel_grid(rows: int, columns: int) -> tuple["Figure", list[list["Axes"]]]:
 
 def legend(figure: "Figure", handles: Sequence[Any]) -> None:
     """Add one legend above all panels."""
-    columns = max(1, int(figure.get_figwidth() // 1.7))
-    figure.legend(
-        handles=handles,
-        loc="outside upper center",
-        ncols=min(columns, len(handles)),
-        handlelength=2.4,
-    )
+    columns = min(len(handles), max(1, int(figure.get_figwidth() // 1.7)))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns, handlelength=2.4)
 
 
 SQUARE, GAP = 72, 6

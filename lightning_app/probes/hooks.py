@@ -3,7 +3,8 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -11,7 +12,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from lightning_app.blocks.attention import Attention, Carry, spread_heads
 from lightning_app.blocks.block import Block, Call, Carries
@@ -42,6 +42,10 @@ class Row(NamedTuple):
     quantity: str
     head: int | None
     value: float
+
+    @classmethod
+    def at(cls, step: int, place: Place, value: float) -> Self:
+        return cls(step, place.stack, place.layer, place.quantity, place.head, value)
 
     @property
     def place(self) -> Place:
@@ -92,10 +96,7 @@ class RunningStats:
         if not values:
             return []
         numbers = torch.stack([value.to(torch.float64).cpu() for value in values.values()]).tolist()
-        return ordered(
-            Row(step, p.stack, p.layer, p.quantity, p.head, number)
-            for p, number in zip(values, numbers, strict=True)
-        )
+        return ordered(Row.at(step, *each) for each in zip(values, numbers, strict=True))
 
 
 def quantiles(values: Tensor, points: Tensor) -> Tensor:
@@ -140,10 +141,7 @@ def cells(row: Row) -> list[str]:
 
 def from_csv(path: Path) -> list[Row]:
     """Read a table that `to_csv` wrote."""
-    return [
-        Row(step, place.stack, place.layer, place.quantity, place.head, value)
-        for step, place, value in probed_values(path)
-    ]
+    return [Row.at(*row) for row in probed_values(path)]
 
 
 class Probed(NamedTuple):
@@ -170,6 +168,13 @@ class Probed(NamedTuple):
             if row.step == last and (row.quantity, row.stack) == (quantity, stack):
                 return row.value
         return math.nan
+
+
+def layers_of(model: nn.Module) -> Iterator[tuple[str, int, Block]]:
+    """Yield the stack and the number, from 1, of each layer, and its block."""
+    for name, stack in stacks(model).items():
+        for layer, block in stack.layers:
+            yield name, layer, block
 
 
 Real = Mapping[str, Bool[Tensor, "batch token"]]
@@ -216,7 +221,7 @@ class ActivationHooks:
     def __init__(self, model: nn.Module) -> None:
         self.tally = RunningStats()
         self._stacks = stacks(model)
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
         self._real: Real = {}
         self._layer = 0
         self._running: Bool[Tensor, "batch token"] | None = None
@@ -231,9 +236,7 @@ class ActivationHooks:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
         self._below.clear()
 
     def expect(self, real: Real) -> None:
@@ -249,20 +252,16 @@ class ActivationHooks:
             distance = torch.stack([mean * (count / items) for mean, count in parts]).sum(dim=0)
             values = {None: float(distance.diagonal().mean())}
             values |= dict(enumerate(distance.diagonal().tolist()))
-            rows += [
-                Row(step, place.stack, place.layer, place.quantity, head, value)
-                for head, value in values.items()
-            ]
-            matched = place.quantity.replace("distance", "matched")
-            value = measures.matched_distance(distance)
-            rows.append(Row(step, place.stack, place.layer, matched, None, value))
+            rows += [Row.at(step, place._replace(head=n), value) for n, value in values.items()]
+            matched = place._replace(quantity=place.quantity.replace("distance", "matched"))
+            rows.append(Row.at(step, matched, measures.matched_distance(distance)))
         return ordered(rows)
 
     def _keep(self, module: nn.Module, hook: Callable[..., None]) -> None:
-        self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+        self._hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
 
     def _tap(self, stack: str, block: Block) -> None:
-        self._handles.append(block.register_forward_pre_hook(partial(self._on_entry, stack)))
+        self._hooks.enter_context(block.register_forward_pre_hook(partial(self._on_entry, stack)))
         self._keep(block, partial(self._on_block, stack))
         norm = last_norm(block)
         if norm is not None:

@@ -3,14 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.hooks import RemovableHandle
 
 from lightning_app.blocks.attention import AnchoredProjection, Attention
 from lightning_app.blocks.block import Block, Call
@@ -28,6 +27,7 @@ from lightning_app.probes.hooks import (
     Place,
     Row,
     RunningStats,
+    layers_of,
     ordered,
     scores,
 )
@@ -58,21 +58,19 @@ def learned_gains(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
     maps, have the names of their modules before it. The two gains of a projection
     ``a W_0 + b dW`` are in `change_ratios`.
     """
-    for stack_name, stack in stacks(model).items():
-        for layer, block in stack.layers:
-            found: list[tuple[str, str, Tensor]] = []
-            for path, part in block.named_modules():
-                if not isinstance(part, LearnedScalars):
-                    continue
+    for stack, layer, block in layers_of(model):
+        found: list[tuple[str, str, Tensor]] = []
+        for path, part in block.named_modules():
+            if isinstance(part, LearnedScalars):
                 owner = block.get_submodule(path.rpartition(".")[0])
                 if not isinstance(owner, AnchoredProjection):
                     found += [(path, name, value) for name, value in part.measured()]
-            counts = Counter(_quantity(path, name) for path, name, _ in found)
-            for path, name, value in found:
-                quantity = _quantity(path, name)
-                if counts[quantity] > 1:
-                    quantity = "_".join([*path.split("."), *([name] if name != "gain" else [])])
-                yield Place(quantity, stack_name, layer), value
+        counts = Counter(_quantity(path, name) for path, name, _ in found)
+        for path, name, value in found:
+            quantity = _quantity(path, name)
+            if counts[quantity] > 1:
+                quantity = "_".join([*path.split("."), *([name] if name != "gain" else [])])
+            yield Place(quantity, stack, layer), value
 
 
 def dynamic_spans(
@@ -86,13 +84,12 @@ def dynamic_spans(
         model: The model of this rank.
         over_ranks: Returns the sum over all ranks of a tensor that each of them passes.
     """
-    for name, stack in stacks(model).items():
-        for layer, block in stack.layers:
-            part = block.self_attention.span
-            if isinstance(part, DynamicSpanMask):
-                spans, tokens = part.sums(layer)
-                *sums, number = over_ranks(torch.cat([spans, tokens[None]])).unbind()
-                yield Place("span", name, layer), (torch.stack(sums) / number)[:, None, None]
+    for stack, layer, block in layers_of(model):
+        part = block.self_attention.span
+        if isinstance(part, DynamicSpanMask):
+            spans, tokens = part.sums(layer)
+            *sums, number = over_ranks(torch.cat([spans, tokens[None]])).unbind()
+            yield Place("span", stack, layer), (torch.stack(sums) / number)[:, None, None]
 
 
 def _quantity(path: str, parameter: str) -> str:
@@ -121,21 +118,19 @@ def change_ratios(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
     He & Hofmann 2023 (2311.01906, figure 4): the remaining b shows which value or output
     matrices the model uses. The quantities are ``value_change`` and ``output_change``.
     """
-    for stack_name, stack in stacks(model).items():
-        for layer, block in stack.layers:
-            for name, attention in block.named_modules():
-                if not isinstance(attention, Attention):
+    for stack, layer, block in layers_of(model):
+        for name, attention in block.named_modules():
+            if not isinstance(attention, Attention):
+                continue
+            for part in ("value", "output"):
+                projection = getattr(attention, part)
+                if not isinstance(projection, AnchoredProjection):
                     continue
-                for part in ("value", "output"):
-                    projection = getattr(attention, part)
-                    if not isinstance(projection, AnchoredProjection):
-                        continue
-                    gains = (projection.kept, projection.departure)
-                    if any(isinstance(gain, LearnedGain) for gain in gains):
-                        kept, change = (_value(gain, projection.change.weight) for gain in gains)
-                        prefix = "cross_" if name.startswith("cross_attention") else ""
-                        place = Place(f"{prefix}{part}_change", stack_name, layer)
-                        yield place, (change / kept).abs()
+                gains = (projection.kept, projection.departure)
+                if any(isinstance(gain, LearnedGain) for gain in gains):
+                    kept, change = (_value(gain, projection.change.weight) for gain in gains)
+                    prefix = "cross_" if name.startswith("cross_attention") else ""
+                    yield Place(f"{prefix}{part}_change", stack, layer), (change / kept).abs()
 
 
 def _value(gain: nn.Module, like: Tensor) -> Tensor:
@@ -259,27 +254,23 @@ class Gradients:
 
     def __init__(self, model: nn.Module, tally: RunningStats) -> None:
         self._tally = tally
-        self._stacks = stacks(model)
+        self._blocks = dict.fromkeys((stack, block) for stack, _, block in layers_of(model))
         self._views: dict[Place, Tensor] = {}
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
         self._sums: list[Tensor] = []
         self._batches = 0
 
     def __enter__(self) -> Self:
         self._views.clear()
-        for name, stack in self._stacks.items():
-            for block in dict.fromkeys(block for _, block in stack.layers):
-                self._handles.append(block.register_forward_pre_hook(partial(self._before, name)))
-                self._handles.append(block.register_forward_hook(self._after))
+        for stack, block in self._blocks:
+            before = partial(self._before, stack)
+            self._hooks.enter_context(block.register_forward_pre_hook(before))
+            self._hooks.enter_context(block.register_forward_hook(self._after))
+            self._hooks.callback(self._after, block)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        for stack in self._stacks.values():
-            for _, block in stack.layers:
-                self._after(block)
+        self._hooks.close()
 
     def _before(self, stack: str, block: Block, args: tuple[Any, Any, Call]) -> None:
         for quantity, linear in _matrices(block):
@@ -351,17 +342,12 @@ def update_ratios(model: nn.Module, before: Snapshot, step: int) -> list[Row]:
     `before` holds W, from `snapshot`; the model holds W'. NaN if W was all zeros.
     """
     rows = []
-    for name, stack in stacks(model).items():
-        for layer, block in stack.layers:
-            pairs = []
-            for parameter in block.parameters():
-                if parameter.ndim == 2:
-                    old = before[parameter]
-                    new = parameter.detach()
-                    pairs.append(torch.stack([(new - old).square().sum(), old.square().sum()]))
-            moved, whole = torch.stack(pairs).sum(dim=0)
-            ratio = float((moved / whole).sqrt())
-            rows.append(Row(step, name, layer, "update_ratio", None, ratio))
+    for stack, layer, block in layers_of(model):
+        pairs = [(p.detach(), before[p]) for p in block.parameters() if p.ndim == 2]
+        sums = [[(new - old).square().sum(), old.square().sum()] for new, old in pairs]
+        moved, whole = torch.stack([torch.stack(each) for each in sums]).sum(dim=0)
+        ratio = float((moved / whole).sqrt())
+        rows.append(Row(step, stack, layer, "update_ratio", None, ratio))
     return ordered(rows)
 
 
@@ -375,23 +361,18 @@ def attention_maps(model: nn.Module, task: Task, sentence: Any) -> dict[str, Ten
     shared block has as many layers as steps.
     """
     found: dict[str, list[Tensor]] = {}
-    handles = []
     calls: list[Call] = []
-    for name, stack in stacks(model).items():
-        for block in dict.fromkeys(block for _, block in stack.layers):
-            handles.append(block.register_forward_pre_hook(partial(_note, calls)))
-            watched = {name: block.self_attention} if stack.has_maps else {}
-            if block.cross_attention is not None:
-                watched["cross"] = block.cross_attention
-            for key, attention in watched.items():
-                hook = partial(_keep, found.setdefault(key, []), calls)
-                handles.append(attention.register_forward_hook(hook, with_kwargs=True))
-    try:
-        with untouched(model):
-            task.logits(model, sentence)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, untouched(model):
+        for name, stack in stacks(model).items():
+            for block in dict.fromkeys(block for _, block in stack.layers):
+                hooks.enter_context(block.register_forward_pre_hook(partial(_note, calls)))
+                watched = {name: block.self_attention} if stack.has_maps else {}
+                if block.cross_attention is not None:
+                    watched["cross"] = block.cross_attention
+                for key, attention in watched.items():
+                    hook = partial(_keep, found.setdefault(key, []), calls)
+                    hooks.enter_context(attention.register_forward_hook(hook, with_kwargs=True))
+        task.logits(model, sentence)
     return {name: torch.stack(maps).float().cpu() for name, maps in found.items()}
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from lightning_app.blocks.attention import AnchoredProjection, Attention, spread_heads
 from lightning_app.blocks.block import Block, Call
@@ -18,7 +17,7 @@ from lightning_app.blocks.linear import Linear
 from lightning_app.models.optim import LATE
 from lightning_app.models.stack import stacks
 from lightning_app.probes import measures
-from lightning_app.probes.hooks import MODEL, Place, Row, RunningStats, ordered
+from lightning_app.probes.hooks import MODEL, Place, Row, RunningStats, layers_of, ordered
 from lightning_app.probes.probe import preconditioned_sharpness, untouched
 from lightning_app.tasks.base import Task
 
@@ -53,9 +52,8 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 def trained_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[TrainedPart]:
     """Return the parts of `model`: a block that serves several layers is one."""
     layers: dict[Block, list[tuple[str, int]]] = {}
-    for name, stack in stacks(model).items():
-        for layer, block in stack.layers:
-            layers.setdefault(block, []).append((name, layer))
+    for stack, layer, block in layers_of(model):
+        layers.setdefault(block, []).append((stack, layer))
     groups = {p: group for group in optimizer.param_groups for p in group["params"]}
     trained = {p for p in groups if p.requires_grad}
     parts: list[TrainedPart] = []
@@ -409,13 +407,12 @@ class _Taps:
         self.inputs: list[tuple[str, int, nn.Module, Tensor]] = []
         self._stacks = stacks(model)
         self._real = real
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
         self._layer: tuple[Block, int] | None = None
-        self._attentions: list[Attention] = []
 
     def __enter__(self) -> None:
         for name, stack in self._stacks.items():
-            self._handles.append(stack.register_forward_hook(partial(self._output, name)))
+            self._hooks.enter_context(stack.register_forward_hook(partial(self._output, name)))
             layers: dict[Block, list[int]] = {}
             for layer, block in stack.layers:
                 layers.setdefault(block, []).append(layer)
@@ -423,21 +420,16 @@ class _Taps:
                 self._tap(name, block, served)
 
     def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        for attention in self._attentions:
-            for method in PROJECTING:
-                vars(attention).pop(method, None)
+        self._hooks.close()
 
     def _tap(self, name: str, block: Block, served: list[int]) -> None:
-        self._handles.append(block.register_forward_pre_hook(self._entry))
+        self._hooks.enter_context(block.register_forward_pre_hook(self._entry))
         tokens = name, block, served
         fused: set[nn.Module] = set()
         for attention in (block.self_attention, block.cross_attention):
             if attention is None:
                 continue
             read = name if attention is block.self_attention else "encoder"
-            self._attentions.append(attention)
             for method, maps in PROJECTING.items():
                 projections = [getattr(attention, each) for each in maps]
                 fused.update(part for each in projections for part in each.modules())
@@ -445,13 +437,15 @@ class _Taps:
                 recorded = partial(self._recorded, attention, method, projections, of, tokens)
                 # An instance attribute, which takes precedence over the method.
                 object.__setattr__(attention, method, recorded)
+                self._hooks.callback(object.__delattr__, attention, method)
         maps = [m for m in block.modules() if isinstance(m, nn.Linear | AnchoredProjection)]
         inside = {
             p for m in maps if isinstance(m, AnchoredProjection) for p in m.modules() if p is not m
         }
         for linear in maps:
             if linear not in fused | inside:
-                self._handles.append(linear.register_forward_hook(partial(self._input, tokens)))
+                hook = linear.register_forward_hook(partial(self._input, tokens))
+                self._hooks.enter_context(hook)
 
     def _entry(self, block: nn.Module, args: tuple[Any, Any, Call]) -> None:
         assert isinstance(block, Block)
@@ -541,17 +535,16 @@ def pass_rows(
 
 def _singular_values(model: nn.Module) -> Iterator[tuple[Place, Tensor]]:
     """Yield ``sigma_1(W_Q W_K^T)`` of each head of every attention."""
-    for name, stack in stacks(model).items():
-        for layer, block in stack.layers:
-            for prefix, part in (("", block.self_attention), ("cross_", block.cross_attention)):
-                if part is None:
-                    continue
-                queries, keys = (
-                    spread_heads(_matrix(each).mT.unflatten(0, (heads, -1))[None], part.num_heads)
-                    for each, heads in ((part.query, part.num_heads), (part.key, part.kv_heads))
-                )
-                place = Place(f"{prefix}qk_singular_value", name, layer)
-                yield place, measures.largest_singular_values(queries[0], keys[0])
+    for stack, layer, block in layers_of(model):
+        for prefix, part in (("", block.self_attention), ("cross_", block.cross_attention)):
+            if part is None:
+                continue
+            queries, keys = (
+                spread_heads(_matrix(each).mT.unflatten(0, (heads, -1))[None], part.num_heads)
+                for each, heads in ((part.query, part.num_heads), (part.key, part.kv_heads))
+            )
+            place = Place(f"{prefix}qk_singular_value", stack, layer)
+            yield place, measures.largest_singular_values(queries[0], keys[0])
 
 
 def threshold(optimizer: torch.optim.Optimizer) -> float | None:

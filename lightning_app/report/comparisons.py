@@ -48,10 +48,12 @@ from lightning_app.core.schema import read
 from lightning_app.report.facts import direction
 from lightning_app.report.pairs import Score, join_notes, unfinished
 from lightning_app.report.results import (
+    ARM,
     CellResult,
     GridResults,
     as_number,
     best_trials,
+    grouped,
     scales,
     unlike,
 )
@@ -62,11 +64,8 @@ from lightning_app.report.statistics import (
     ended_alike,
     mean,
     no_less_than_failures,
+    of_seeds,
     row_document,
-    seeds_interval,
-    seeds_p,
-    sign_flip_p,
-    t_interval,
     within,
 )
 from lightning_app.report.tasks import failed, over_seeds
@@ -107,9 +106,7 @@ def by_metric(grid: GridResults) -> list[MetricMean]:
     Arms with different rulers are not ranked against each other; those of the first one lead.
     """
     grid = best_trials(grid)
-    arms: dict[tuple[Any, ...], list[CellResult]] = {}
-    for cell in grid.finished:
-        arms.setdefault((cell.group, cell.lr, cell.variant, cell.warmup), []).append(cell)
+    arms = grouped(grid.finished, ARM)
     means = []
     for (group, lr, variant, warmup), cells in arms.items():
         metric, mode = grid.measure(cells[0]).metric, grid.measure(cells[0]).mode
@@ -221,19 +218,13 @@ def _uncorrected(grid: GridResults, scores: Sequence[Score]) -> list[Effect]:
 def _places(grid: GridResults) -> dict[tuple[str, str], tuple[str, Levels]]:
     """For each group and variant: the other axes in words, and the level of each factor."""
     values = {axis: [key_of(value) for value in grid.axes[axis]] for axis in grid.factors.values()}
+    special = {SEED, WARMUP, RATE, *values, *grid.linked}
     places = {}
     for cell in grid.cells:
-        levels = tuple(
-            values[axis].index(key_of(cell.axes[axis])) for axis in grid.factors.values()
-        )
-        places[cell.group, cell.variant] = _rest(cell, grid), levels
+        levels = tuple(known.index(key_of(cell.axes[axis])) for axis, known in values.items())
+        others = [key for key in cell.axes if key not in special and grid.varies(key)]
+        places[cell.group, cell.variant] = group_name(cell.axes, others, grid.labels), levels
     return places
-
-
-def _rest(cell: CellResult, grid: GridResults) -> str:
-    special = {SEED, WARMUP, RATE, *grid.factors.values()}
-    others = [key for key in cell.axes if key not in special and grid.varies(key)]
-    return group_name(cell.axes, [key for key in others if key not in grid.linked], grid.labels)
 
 
 def _of_table(
@@ -278,19 +269,9 @@ def _of_table(
             # The mean over the levels of the factors that are not chosen.
             share = 2 ** (len(names) - size)
             each = ((signs[:, None] * table_values).sum(axis=0) / share).tolist()
-            low, high, _ = (math.nan,) * 3 if unsure else t_interval(each)
-            decides = measure in DECIDING and not unsure
-            yield Effect(
-                factors=text,
-                **identity,
-                estimate=mean(each),
-                low=low,
-                high=high,
-                p=max(seeds_p(each), least) if decides else math.nan,
-                p_sign=sign_flip_p(each) if decides else math.nan,
-                seeds=len(seeds),
-                values=tuple(zip(seeds, each, strict=True)),
-            )
+            by_seed, decides = dict(zip(seeds, each, strict=True)), measure in DECIDING
+            found = of_seeds(by_seed, sure=not unsure, decides=decides, floor=least)
+            yield Effect(factors=text, **identity, **found)
 
 
 BETTER, WORSE, SAME = "better", "worse", "no difference that matters"
@@ -376,9 +357,7 @@ def compared_axes(grid: GridResults) -> dict[str, Any]:
 def comparisons(grid: GridResults, axes: Mapping[str, Any] | None = None) -> list[MetricDifference]:
     """Every comparison of a grid; none where a pruner ended runs.
 
-    Args:
-        grid: The grid.
-        axes: The axes to compare with the baseline of each; None for `compared_axes`.
+    `axes`: those to compare, with the baseline of each; None for `compared_axes`.
     """
     if grid.pruner is not None:
         return []
@@ -421,28 +400,16 @@ def _of(grid: GridResults, axis: str, base: Any) -> list[MetricDifference]:
             runs.setdefault(place, {})[value] = cells
         if {*grid.chosen} - {axis}:
             best[place, value] = f"the best of {len(arm)} trials, {name}"
-    pairs = [
-        (place, value)
-        for place in words
-        for value in grid.axes[axis]
-        if key_of(value) != key_of(base)
-    ]
-    rows = [
-        _compared(
-            grid,
-            axis,
-            value,
-            base,
-            words[place],
-            runs.get(place, {}),
-            set.intersection(*(planned.get((place, key_of(v)), set()) for v in (value, base))),
-        )
-        for place, value in pairs
-    ]
-    for n, (place, value) in enumerate(pairs):
-        if rows[n].seeds and best:
-            each = (best[place, key_of(v)] for v in (value, base))
-            rows[n] = replace(rows[n], note=join_notes(" against ".join(each), rows[n].note))
+    others = [value for value in grid.axes[axis] if key_of(value) != key_of(base)]
+    rows = []
+    for place, value in itertools.product(words, others):
+        both = [(place, key_of(each)) for each in (value, base)]
+        seeds = set.intersection(*(planned.get(each, set()) for each in both))
+        row = _compared(grid, axis, value, base, words[place], runs.get(place, {}), seeds)
+        if row.seeds and best:
+            trials_of = " against ".join(best[each] for each in both)
+            row = replace(row, note=join_notes(trials_of, row.note))
+        rows.append(row)
     return rows
 
 
@@ -509,25 +476,15 @@ def _compared(
         return replace(row, note=join_notes(note, missing) or none)
     values = [as_number(own[s].metrics[name]) - as_number(other[s].metrics[name]) for s in seeds]
     stopped = [failed(own[s]) for s in both], [failed(other[s]) for s in both]
-    low, high, _ = seeds_interval(values, *stopped)
     mixed, reason = not all(map(ended_alike, stopped)), ""
-    if math.isnan(low) and len(seeds) > 1:
+    least = no_less_than_failures(0.0, len(planned), stopped)
+    found = of_seeds(dict(zip(seeds, values, strict=True)), sure=not mixed, floor=least)
+    if math.isnan(found["low"]) and len(seeds) > 1:
         reason = "some seeds of an arm failed and others did not" if mixed else "no spread"
     elif 1 < len(seeds) < LEAST_SEEDS:
         reason = f"{len(seeds)} seeds are too few for a p value"
-    note = join_notes(note, missing, reason)
-    return replace(
-        row,
-        estimate=mean(values),
-        low=low,
-        high=high,
-        p=math.nan if mixed else no_less_than_failures(seeds_p(values), len(planned), stopped),
-        p_sign=math.nan if mixed else sign_flip_p(values),
-        seeds=len(seeds),
-        note=note,
-        equal=all(_measured(own[s]) == _measured(other[s]) for s in seeds),
-        values=tuple(zip(seeds, values, strict=True)),
-    )
+    equal = all(_measured(own[s]) == _measured(other[s]) for s in seeds)
+    return replace(row, **found, note=join_notes(note, missing, reason), equal=equal)
 
 
 def _not_comparable(row: MetricDifference, why: str) -> MetricDifference:

@@ -3,7 +3,7 @@
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -33,15 +33,20 @@ def measured(value: float) -> str:
     return f"{value:,.3f}".replace("-", "−") if abs(value) < 1e9 else f"{value:.3e}"
 
 
-def bounded(score: "Score") -> str:
-    """The estimate of a score in nats, with the sign of its bound: `≥ 2.300`."""
+def bounded(score: "Score", shown: Callable[[float], str] = nats) -> str:
+    """The estimate of a score, in nats by default, with the sign of its bound: `≥ 2.300`."""
     sign = {">=": "≥ ", "<=": "≤ "}.get(score.bound, "")
-    return f"{sign}{nats(score.estimate)}{' (?)' if score.bound == '?' else ''}"
+    return f"{sign}{shown(score.estimate)}{' (?)' if score.bound == '?' else ''}"
 
 
-def interval(low: float, high: float) -> str:
-    """`[low, high]` in nats."""
-    return f"[{nats(low)}, {nats(high)}]"
+def interval(low: float, high: float, shown: Callable[[float], str] = nats) -> str:
+    """`[low, high]`, in nats by default; empty without one."""
+    return "" if math.isnan(low) else f"[{shown(low)}, {shown(high)}]"
+
+
+def in_group(name: str, group: str) -> str:
+    """A name with the values of the other axes, if any vary: `pre_ln, data wikitext2`."""
+    return name if group == "all" else f"{name}, {group}"
 
 
 def p_value(value: float) -> str:
@@ -50,7 +55,7 @@ def p_value(value: float) -> str:
         return DASH
     if value < 0.001:
         return "< 0.001"
-    digits = next((n for n in (3, 4, 5) if float(f"{value:.{n}f}") != 0.05), 3)
+    digits = next((n for n in range(3, 9) if float(f"{value:.{n}f}") != 0.05), 3)
     return f"{value:.{digits}f}"
 
 
@@ -58,19 +63,22 @@ def state_counts(grid: GridResults) -> str:
     """The number of cells per state."""
     states = [cell.state for cell in grid.cells]
     ended, waiting = outcomes(grid.cells), len(grid.without_parent)
-    parts = [
-        f"of them {ended}" if ended else "none of them stalled",
-        f"{states.count('pruned')} pruned" if "pruned" in states else "",
-        f"{states.count('failed')} crashed" if "failed" in states else "",
-        f"{states.count('unfinished')} unfinished" if "unfinished" in states else "",
-        f"{states.count('waiting')} not started" if "waiting" in states else "",
-        f"{states.count(OTHER_DATA)} left out, with other data" if OTHER_DATA in states else "",
-        f"{states.count('damaged')} with a damaged result" if "damaged" in states else "",
-        f"{waiting} waiting for the runs that they start from" if waiting else "",
-        f"at most {grid.more} more that their results may ask for" if grid.more else "",
-    ]
-    counted = ", ".join(part for part in parts if part)
-    return f"{len(grid.finished)} of {len(states) + waiting} planned cells finished: {counted}."
+    parts = [f"of them {ended}" if ended else "none of them stalled"]
+    parts += [f"{states.count(state)} {text}" for state, text in _STATES.items() if state in states]
+    parts += [f"{waiting} waiting for the runs that they start from"] * bool(waiting)
+    parts += [f"at most {grid.more} more that their results may ask for"] * bool(grid.more)
+    planned = len(states) + waiting
+    return f"{len(grid.finished)} of {planned} planned cells finished: {', '.join(parts)}."
+
+
+_STATES = {
+    "pruned": "pruned",
+    "failed": "crashed",
+    "unfinished": "unfinished",
+    "waiting": "not started",
+    OTHER_DATA: "left out, with other data",
+    "damaged": "with a damaged result",
+}
 
 
 def facts(grid: GridResults) -> dict[str, str]:
@@ -309,12 +317,9 @@ def earlier_runs(grid: GridResults) -> str:
 
 
 def _versions(grid: GridResults) -> str:
-    texts = {}
-    for cell in grid.finished:
-        versions = cell.record.get("versions") or {}
-        shown = [f"{name} {versions[name]}" for name in ("torch", "lightning") if name in versions]
-        texts[", ".join(shown)] = None
-    return " | ".join(text for text in texts if text)
+    every = (cell.record.get("versions") or {} for cell in grid.finished)
+    texts = (", ".join(f"{n} {of[n]}" for n in ("torch", "lightning") if n in of) for of in every)
+    return " | ".join(filter(None, dict.fromkeys(texts)))
 
 
 def in_short(grid: GridResults) -> str:
@@ -369,8 +374,7 @@ _PLAIN = (" none", " sum", " false", " 1", "ramp 0", "drop 0")  # change nothing
 def trained_on(grid: GridResults) -> str:
     texts = {}
     for cell in grid.finished:
-        data = cell.data
-        sizes = data.get("sizes") or {}
+        sizes = cell.data.get("sizes") or {}
         listed = "".join(f", {count:,} {_SPLITS.get(of, of)}" for of, count in sizes.items())
         texts[_corpus_name(grid, cell) + listed + " examples" * bool(sizes)] = None
     return " and ".join(texts) or str(grid.setting("data.name") or "not known")

@@ -15,7 +15,7 @@ from lightning_app.report.comparisons import (
     comparisons,
 )
 from lightning_app.report.pairs import IS_BASELINE, NEVER, Score
-from lightning_app.report.results import GridResults
+from lightning_app.report.results import GridResults, grouped
 from lightning_app.report.tasks import failure_tests
 from lightning_app.report.verdicts import (
     GAINS,
@@ -178,10 +178,8 @@ def _of_tasks(grid: GridResults) -> str:
 
 
 def _settled(named: Named) -> list[tuple[str, tuple[str, ...]]]:
-    words: dict[str, dict[str, None]] = {}
-    for name, word in named:
-        words.setdefault(name, {})[word] = None
-    return [(name, tuple(sorted(of))) for name, of in words.items()]
+    by_name = grouped(named, lambda pair: pair[0])
+    return [(name, tuple(sorted({word for _, word in of}))) for name, of in by_name.items()]
 
 
 def _said(words: tuple[str, ...], verbs: Mapping[str, tuple[str, str]]) -> tuple[str, str]:

@@ -8,13 +8,7 @@ from lightning_app.config.tree import label
 from lightning_app.report.comparisons import compared_axes, comparisons, followers
 from lightning_app.report.facts import range_of, records_of, say, schedules
 from lightning_app.report.pairs import arms
-from lightning_app.report.results import (
-    OTHER_DATA,
-    CellResult,
-    GridResults,
-    damaged_files,
-    unlike,
-)
+from lightning_app.report.results import OTHER_DATA, CellResult, GridResults, damaged_files, unlike
 from lightning_app.report.statistics import ALPHA, FEW_SEEDS, LEVEL, wilson_interval
 from lightning_app.report.tasks import failed_runs
 from lightning_app.runs.mixtures import left_out, statements, unsealed
@@ -88,14 +82,9 @@ def _without_spread(grid: GridResults) -> list[str]:
         if cell.metrics.get(metric) is not None:
             runs.setdefault((metric, cell.corpus), []).append(cell)
     return [
-        say(
-            "limits.no_spread",
-            metric=metric,
-            corpus=corpus or "all data",
-            value=label(values.pop()),
-        )
-        for (metric, corpus), cells in runs.items()
-        if len(values := {cell.metrics[metric] for cell in cells}) == 1
+        say("limits.no_spread", metric=tag, corpus=corpus or "all data", value=label(values.pop()))
+        for (tag, corpus), cells in runs.items()
+        if len(values := {cell.metrics[tag] for cell in cells}) == 1
         and len({(cell.group, cell.variant, cell.warmup, cell.lr) for cell in cells}) > 1
     ]
 

@@ -82,7 +82,12 @@ def unpack(path: Path, experiments: Path) -> GridFolder:
     A folder of this name stays as it is if it holds every packed file. Raises `UserError` if it
     differs, and for a file that is no packed grid.
     """
-    with output_folder(experiments), _working_folder(experiments) as made:
+    with (
+        output_folder(experiments),
+        tempfile.TemporaryDirectory(dir=experiments, prefix=".unpacking-") as held,
+    ):
+        made = GridFolder(Path(held) / "grid")
+        made.runs.mkdir(parents=True)
         with _opened(path) as archive:
             archive.extractall(made.path, _members(path, archive), filter="data")
         for file in (made.plan, made.specification):
@@ -144,14 +149,6 @@ def _members(path: Path, archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         if not (known and member.isreg()):
             raise UserError(f"{path}: {member.name}: is no file of a grid or of a run")
         yield member
-
-
-@contextmanager
-def _working_folder(experiments: Path) -> Iterator[GridFolder]:
-    with tempfile.TemporaryDirectory(dir=experiments, prefix=".unpacking-") as held:
-        made = GridFolder(Path(held) / "grid")
-        made.runs.mkdir(parents=True)
-        yield made
 
 
 def _check_same(made: Path, there: Path, packed: Path) -> None:
@@ -328,17 +325,14 @@ def find_planned(grid: str | Path, experiments: Path) -> tuple[Path, Mapping[str
     folder = GridFolder(experiments / spec.name)
     if not folder.plan.is_file():
         study = shipped_folder() / "results" / spec.name
-        there = f"; `ablate report {_short(study)}` shows published runs"
+        short = study.relative_to(Path.cwd()) if study.is_relative_to(Path.cwd()) else study
+        there = f"; `ablate report {short}` shows published runs"
         raise UserError(
             f"{folder}: holds no plan yet; `ablate run {grid}` makes one"
             f"{there if (study / PACKED).is_file() else ''}"
         )
     check_same_cells(folder, spec)
     return folder.path, spec.tree()
-
-
-def _short(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def check_same_cells(folder: GridFolder, spec: GridSpec) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_app.config.tree import label
 from lightning_app.report.comparisons import Effect, MetricDifference, comparisons, effects
@@ -19,7 +19,7 @@ from lightning_app.report.frames import results_frame
 from lightning_app.report.headline import answer
 from lightning_app.report.limits import SHOWN, limits
 from lightning_app.report.pairs import Score
-from lightning_app.report.results import GridResults
+from lightning_app.report.results import GridResults, grouped
 from lightning_app.report.table import ReportTable
 from lightning_app.report.tables import (
     bleu_table,
@@ -35,14 +35,6 @@ from lightning_app.report.tables import (
     task_tables,
     verdict_table,
 )
-from lightning_app.report.tasks import (
-    FailedRuns,
-    FailureTest,
-    TaskScore,
-    failed_runs,
-    failure_tests,
-    task_scores,
-)
 from lightning_app.runs.folder import PROBES
 from lightning_app.version import __version__
 
@@ -54,8 +46,7 @@ if TYPE_CHECKING:
 RECOMPUTE = "recompute_study.py"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shown:
+class Shown(NamedTuple):
     """A figure on the page: its number, its SVG with the page's colours, and its setting.
 
     `narrow` is the SVG for a small screen, or empty.
@@ -65,7 +56,7 @@ class Shown:
     drawing: FigureFiles
     svg: "Markup"
     setting: str
-    narrow: "Markup | str" = ""
+    narrow: "Markup | str"
 
 
 @dataclass(frozen=True)
@@ -89,30 +80,11 @@ class Report:
     def comparisons(self) -> list[MetricDifference]:
         return comparisons(self.grid)
 
-    @cached_property
-    def failed_runs(self) -> list[FailedRuns]:
-        return failed_runs(self.grid)
-
-    @cached_property
-    def failure_tests(self) -> list[FailureTest]:
-        return failure_tests(self.grid)
-
-    @cached_property
-    def task_scores(self) -> list[TaskScore]:
-        return task_scores(self.grid)
-
-    def task_tables(self) -> list[ReportTable]:
-        """The tables of a grid with published scores; none of another grid."""
-        return task_tables(self.grid, self.failure_tests, self.failed_runs, self.task_scores)
-
 
 def page(report: Report, drawings: Sequence[FigureFiles], made_from: str = "") -> str:
     """The whole document, to be written after every other file of the report.
 
-    Args:
-        report: What the page is about.
-        drawings: The figures that were written.
-        made_from: The digest of all inputs.
+    `made_from` is the digest of all inputs.
     """
     grid = report.grid
     warmup = grid.asks_warmup
@@ -194,7 +166,7 @@ def _tables(report: Report, *, warmup: bool) -> dict[str, list[ReportTable]]:
     if grid.finished:
         by_part["run"] = [cell_table(grid, report.results, report.out)]
     if grid.finished and grid.pruner is None:
-        compared, tasks = [comparison_table(grid, report.comparisons)], report.task_tables()
+        compared, tasks = [comparison_table(grid, report.comparisons)], task_tables(grid)
         by_part["score"] = [*tasks, *compared] if warmup else [*compared, *tasks]
         by_part["score"] += metrics
         by_part["cost"] = [bleu_table(scores), cost_table(grid)]
@@ -244,13 +216,9 @@ THEME = {"#222222": "var(--ink)", "#707070": "var(--muted)", "#e6e6e6": "var(--h
 
 
 def _shown(grid: GridResults, drawing: FigureFiles, number: int) -> Shown:
-    return Shown(
-        number=number,
-        drawing=drawing,
-        svg=_inline(drawing, drawing.path, f"f{number}"),
-        setting=_setting(grid, drawing),
-        narrow=_inline(drawing, drawing.narrow, f"n{number}") if drawing.narrow else "",
-    )
+    wide = _inline(drawing, drawing.path, f"f{number}")
+    narrow = _inline(drawing, drawing.narrow, f"n{number}") if drawing.narrow else ""
+    return Shown(number, drawing, wide, _setting(grid, drawing), narrow)
 
 
 def _inline(drawing: FigureFiles, path: Path, name: str) -> "Markup":
@@ -288,11 +256,9 @@ def _setting(grid: GridResults, drawing: FigureFiles) -> str:
 def _by_group(figures: Sequence[Shown]) -> dict[str, list[Shown]]:
     """The figures of all runs and of the first group at "", then those of the other groups."""
     groups = [group for group in dict.fromkeys(f.drawing.group for f in figures) if group != "all"]
-    by_group: dict[str, list[Shown]] = {}
-    for figure in sorted(figures, key=lambda each: each.drawing.group != "all"):
-        group = figure.drawing.group
-        by_group.setdefault("" if group in ("all", *groups[:1]) else group, []).append(figure)
-    return by_group
+    first = ("all", *groups[:1])
+    ordered = sorted(figures, key=lambda each: each.drawing.group != "all")
+    return grouped(ordered, lambda f: "" if f.drawing.group in first else f.drawing.group)
 
 
 def _left_out(grid: GridResults) -> str:

@@ -17,7 +17,7 @@ from lightning_app.report.statistics import (
     ended_alike,
     failures_p,
     mean,
-    t_interval,
+    of_seeds,
     wilson_interval,
 )
 from lightning_app.runs.records import OUTCOMES
@@ -66,9 +66,7 @@ COLUMNS = (
 
 def bound_of(at_most: bool, at_least: bool) -> str:
     """`Score.bound` of an estimate that is censored above, below, on both sides or not at all."""
-    return {(True, False): "<=", (False, True): ">=", (True, True): "?"}.get(
-        (at_most, at_least), ""
-    )
+    return "?" if at_most and at_least else "<=" * at_most + ">=" * at_least
 
 
 def scores_frame(rows: Sequence[Score]) -> "pd.DataFrame":
@@ -157,7 +155,7 @@ class Paired:
         planned: int,
     ) -> None:
         self.points, self.seeds, self.planned = points, seeds, planned
-        self._cells = cells
+        self.cells = cells
         self.runs = {(point, s): cells[(*point, s)] for point in points for s in seeds}
 
     def losses(self, point: tuple[int, float]) -> list[float]:
@@ -194,7 +192,7 @@ class Paired:
     def learned_with_another_warmup(self, rate: float) -> bool:
         """Whether the finished runs at a rate learned with any warm-up, in the mean over seeds."""
         margins: dict[int, list[float]] = {}
-        for (warmup, lr, _), cell in self._cells.items():
+        for (warmup, lr, _), cell in self.cells.items():
             if lr == rate:
                 margins.setdefault(warmup, []).append(cell.entropy - cell.loss)
         return any(mean(each) >= LEARNED for each in margins.values())
@@ -328,18 +326,13 @@ def steps_saved(arm: Arm, lr: float, reference: int | None) -> list[Score]:
 
 
 def _saved(arm: Arm, lr: float, pairs: Paired, found: Sequence[tuple[float, bool]]) -> Score:
-    values = [tau for tau, _ in found]
+    values = dict(zip(pairs.seeds, (tau for tau, _ in found), strict=True))
     early = any(first for _, first in found)
-    low, high, _ = (math.nan,) * 3 if pairs.mixed else t_interval(values)
     bare, ref = (any(pairs.failed(point)) for point in pairs.points)
     return Score(
         **score_identity(arm, lr, "steps_saved"),
-        estimate=mean(values),
-        low=low,
-        high=high,
+        **(pairs.counts | of_seeds(values, sure=not pairs.mixed, decides=False)),
         bound=bound_of(at_most=ref, at_least=bare),
-        values=tuple(zip(pairs.seeds, values, strict=True)),
-        **pairs.counts,
         note=join_notes(
             "a loss was reached before the first validation" if early else "",
             pairs.missing,

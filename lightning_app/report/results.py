@@ -2,11 +2,12 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from lightning_app.config.grid import GridFile, without_gone
 from lightning_app.config.identity import completed, is_irrelevant, leaves
@@ -350,6 +351,21 @@ class GridResults:
         return self.axes.get(key, [] if value is None else [value])
 
 
+Item, Key = TypeVar("Item"), TypeVar("Key", bound=Hashable)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by their key, in the order in which they come."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+ARM = attrgetter("group", "lr", "variant", "warmup")
+"""What the runs of one arm share."""
+
+
 def best_trials(grid: GridResults) -> GridResults:
     """The grid with the best trial of each seed that is a study of its own; else as it is.
 
@@ -424,11 +440,9 @@ def as_number(value: Any) -> float:
 
 def damaged_files(grid: GridResults) -> list[str]:
     """A line for each file that a report cannot read, with the reason."""
-    lines = dict.fromkeys(grid.damaged_configs)
-    for cell in grid.cells:
-        if cell.state == "damaged":
-            lines[f"{cell.folder}/{cell.error}"] = None
-    return list(lines)
+    damaged = (cell for cell in grid.cells if cell.state == "damaged")
+    files = (f"{cell.folder}/{cell.error}" for cell in damaged)
+    return list(dict.fromkeys((*grid.damaged_configs, *files)))
 
 
 UNSAID = (  # folders of a machine, and settings that change no result

@@ -7,7 +7,7 @@ often each interval contains the true value, and the rate of false findings.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -213,6 +213,26 @@ class Estimate:
     @property
     def significant(self) -> bool:
         return self.p_holm < ALPHA
+
+
+def of_seeds(
+    values: Mapping[int, float], *, sure: bool = True, decides: bool = True, floor: float = 0.0
+) -> dict[str, Any]:
+    """The fields of an `Estimate` from one value per seed, uncorrected.
+
+    It has an interval if `sure`, and p values, of at least `floor`, if it also `decides`.
+    """
+    found, decides = [*values.values()], decides and sure
+    low, high, _ = t_interval(found) if sure else (math.nan,) * 3
+    return {
+        "estimate": mean(found),
+        "low": low,
+        "high": high,
+        "p": max(seeds_p(found), floor) if decides else math.nan,
+        "p_sign": sign_flip_p(found) if decides else math.nan,
+        "seeds": len(found),
+        "values": tuple(values.items()),
+    }
 
 
 _HIDDEN = ("values", "level", "family", "alpha")

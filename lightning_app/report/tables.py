@@ -25,6 +25,7 @@ from lightning_app.report.facts import (
     DASH,
     bounded,
     direction,
+    in_group,
     in_short,
     interval,
     measured,
@@ -34,7 +35,14 @@ from lightning_app.report.facts import (
 )
 from lightning_app.report.headline import STALLS, by_slice, score_notes
 from lightning_app.report.pairs import Score, arms, stall_counts
-from lightning_app.report.results import OTHER_DATA, CellResult, GridResults, failures
+from lightning_app.report.results import (
+    OTHER_DATA,
+    CellResult,
+    GridResults,
+    as_number,
+    failures,
+    grouped,
+)
 from lightning_app.report.statistics import LEVEL, mean, seeds_interval
 from lightning_app.report.table import Columns, Datum, Heading, Link, Output, ReportTable, laid_out
 from lightning_app.report.tasks import (
@@ -42,9 +50,12 @@ from lightning_app.report.tasks import (
     FailureTest,
     TaskScore,
     columns,
+    failed_runs,
+    failure_tests,
     no_averages,
     score_facts,
     split_of,
+    task_scores,
 )
 from lightning_app.report.tensorboard import run_url, tensorboard_path
 from lightning_app.report.verdicts import Verdict, verdicts
@@ -69,32 +80,36 @@ def _of_scores(
     slices = by_slice(shown).items()
     named = (NAME, lambda own: next(iter(own.values())).variant)
     rows = ((where, own) for where, variants in slices for own in variants.values())
-    notes = tuple(score_notes(shown))
-    return laid_out(name, [named, *columns], rows, caption=caption, notes=notes, **more)
+    more = {"notes": tuple(score_notes(shown)), **more}
+    return laid_out(name, [named, *columns], rows, caption=caption, **more)
+
+
+def _datum(text: str, *below: str, **more: Any) -> Datum:
+    """A text, and the lines below it that are not empty."""
+    return Datum(text, tuple(filter(None, below)), **more)
 
 
 def _score(name: str) -> Callable[[Own], Datum]:
     return lambda own: estimate(own[name])
 
 
+_whole = "{:,.0f}".format
+
+
 def _number_of_steps(score: Score | None, *more: str) -> Datum:
     if score is None or math.isnan(score.estimate):
         return Datum(DASH, title=score.note if score else "not in the grid")
-    ends = "" if math.isnan(score.low) else f"[{score.low:,.0f}, {score.high:,.0f}]"
-    sign = {">=": "≥ ", "<=": "≤ "}.get(score.bound, "")
-    open_ = " (?)" if score.bound == "?" else ""
-    texts = (f"{sign}{score.estimate:,.0f}{open_}", *filter(None, (ends, *more)))
-    first, *below = (text.replace("-", "−") for text in texts)
-    return Datum(first, tuple(below))
+    texts = (bounded(score, _whole), interval(score.low, score.high, _whole), *more)
+    return _datum(*(text.replace("-", "−") for text in texts))
 
 
 def estimate(score: Score) -> Datum:
     """An estimate, its interval, and the values of the seeds if there are few."""
     if math.isnan(score.estimate):
         return Datum(DASH, title=score.note)
-    below = () if math.isnan(score.low) else (interval(score.low, score.high),)
     each = [DASH if math.isnan(value) else nats(value) for _, value in score.each]
-    return Datum(bounded(score), below, aside=" · ".join(each) if len(each) > 1 else "")
+    aside = " · ".join(each) if len(each) > 1 else ""
+    return _datum(bounded(score), interval(score.low, score.high), aside=aside)
 
 
 def stalled_share(score: Score | None) -> Datum:
@@ -119,21 +134,21 @@ def verdict_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         return next(filter(None, own), None) if verdict.kind == "arm" else None
 
     def saved(verdict: Verdict) -> Datum:
-        low, high = verdict.low, verdict.high
-        ends = () if math.isnan(low) else (interval(low, high),)
-        return replace(estimate(verdict.score), below=ends)
+        below = filter(None, [interval(verdict.low, verdict.high)])
+        return replace(estimate(verdict.score), below=tuple(below))
 
     def against(verdict: Verdict) -> Datum:
         score = beside(verdict, "tuned_interaction", "interaction")
         if score is None or math.isnan(score.estimate):
             return Datum(DASH, title=score.note if score else "")
-        return Datum(bounded(score), _decided(score))
+        return _datum(bounded(score), interval(score.holm_low, score.holm_high))
 
     def failed(side: int) -> Callable[[Verdict], Datum]:
         def of(verdict: Verdict) -> Datum:
             text = counted.get((verdict.group, verdict.variant), (DASH, DASH))[side]
-            p = () if not side or math.isnan(verdict.failures_p) else (p_value(verdict.failures_p),)
-            return Datum(text, tuple(f"p {each}" for each in p), bad=text[0] not in ("0", DASH))
+            p = side and not math.isnan(verdict.failures_p)
+            below = f"p {p_value(verdict.failures_p)}" if p else ""
+            return _datum(text, below, bad=text[0] not in ("0", DASH))
 
         return of
 
@@ -148,7 +163,7 @@ def verdict_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         (NAME, lambda verdict: verdict.variant),
         (
             Heading("verdict", words=True, between="; ", brief=True),
-            lambda verdict: Datum(verdict.word, tuple(filter(None, (verdict.more,)))),
+            lambda v: _datum(v.word, v.more),
         ),
         (Heading("saved by warm-up", grid.unit), saved),
         (Heading(f"minus that of {baseline}", grid.unit), against),
@@ -174,10 +189,6 @@ def verdict_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
         notes=tuple(score_notes(shown)),
         heading="A dash marks an undefined score. Notes:",
     )
-
-
-def _decided(score: Score) -> tuple[str, ...]:
-    return () if math.isnan(score.holm_low) else (interval(score.holm_low, score.holm_high),)
 
 
 def delta_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
@@ -234,10 +245,7 @@ def _steps(own: Own) -> Datum:
 def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
     """The mean final loss of each arm."""
     shown = [score for score in scores if score.score == "delta"]
-    arms: dict[tuple[str, str, float, int | None], list[CellResult]] = {}
-    for cell in grid.finished:
-        key = (cell.variant, cell.group, cell.lr or 0.0, cell.warmup)
-        arms.setdefault(key, []).append(cell)
+    arms = grouped(grid.finished, lambda c: (c.variant, c.group, c.lr or 0.0, c.warmup))
 
     def loss(warmup: int) -> Callable[[Own], Datum]:
         def of(own: Own) -> Datum:
@@ -247,17 +255,14 @@ def loss_by_warmup(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
                 return Datum(DASH)
             losses = [cell.loss for cell in cells]
             low, high, _ = seeds_interval(losses, [cell.failed for cell in cells])
-            return Datum(nats(mean(losses)), () if math.isnan(low) else (interval(low, high),))
+            return _datum(nats(mean(losses)), interval(low, high))
 
         return of
 
     unit = f"{grid.monitored.loss}, nats"
     losses = [(Heading(f"warm-up {w:,}", unit), loss(w)) for w in grid.warmups]
-    columns: Columns[Own] = [(NAME, lambda own: own["delta"].variant), *losses]
-    slices = by_slice(shown).items()
-    rows = ((where, own) for where, variants in slices for own in variants.values())
     caption = say("captions.loss_by_warmup", level=LEVEL, data=in_short(grid))
-    return laid_out("loss_by_warmup", columns, rows, caption=caption)
+    return _of_scores("loss_by_warmup", shown, losses, caption, notes=())
 
 
 def over_rates_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
@@ -272,7 +277,8 @@ def over_rates_table(grid: GridResults, scores: Sequence[Score]) -> ReportTable:
             score = own.get(name)
             if score is None or math.isnan(score.estimate):
                 return Datum(DASH, title=score.note if score else "not in the grid")
-            return Datum(nats(score.estimate), (*_decided(score), f"p {p_value(score.p_holm)}"))
+            decides = interval(score.holm_low, score.holm_high)
+            return _datum(nats(score.estimate), decides, f"p {p_value(score.p_holm)}")
 
         return of
 
@@ -306,19 +312,13 @@ def bleu_table(scores: Sequence[Score]) -> ReportTable:
     return _of_scores("bleu", shown, columns, say("captions.bleu"))
 
 
-_SPEED = "train/tokens_per_second"
-
-
 def cost_table(grid: GridResults) -> ReportTable:
     """Time and memory of each variant, and their ratio to the baseline."""
-    arms: dict[tuple[str, str], list[CellResult]] = {}
-    for cell in grid.finished:
-        arms.setdefault((cell.group, cell.variant), []).append(cell)
+    arms = grouped(grid.finished, lambda cell: (cell.group, cell.variant))
 
     def of(cells: Iterable[CellResult], key: str) -> list[float]:
-        values = (c.metrics.get(key) if key == _SPEED else c.record.get(key) for c in cells)
-        numbers = (math.nan if value is None else float(value) for value in values)
-        return [number for number in numbers if math.isfinite(number)]
+        values = (as_number(cell.metrics.get(key, cell.record.get(key))) for cell in cells)
+        return [value for value in values if math.isfinite(value)]
 
     def spent(key: str, scale: float = 1.0) -> Callable[[list[CellResult]], Datum]:
         def counted(cells: list[CellResult]) -> list[float]:
@@ -339,13 +339,10 @@ def cost_table(grid: GridResults) -> ReportTable:
     columns: Columns[list[CellResult]] = [
         (NAME, lambda cells: cells[0].variant),
         (Heading("parameters"), spent("parameters")),
-        (Heading("tokens per second"), spent(_SPEED)),
+        (Heading("tokens per second"), spent("train/tokens_per_second")),
         (Heading("peak memory", "MiB"), spent("peak_memory_bytes", 2.0**-20)),
         (Heading("seconds per run"), spent("seconds")),
-        (
-            Heading("all runs", "hours"),
-            lambda cells: f"{math.fsum(of(cells, 'seconds')) / 3600:,.2f}",
-        ),
+        (Heading("all runs", "hours"), lambda c: f"{math.fsum(of(c, 'seconds')) / 3600:,.2f}"),
         (Heading("runs"), lambda cells: str(len(cells))),
     ]
     rows = (("" if group == "all" else group, cells) for (group, _), cells in arms.items())
@@ -421,14 +418,10 @@ def factor_table(grid: GridResults, effects: Sequence[Effect]) -> ReportTable:
     def shown_estimate(effect: Effect) -> Datum:
         if math.isnan(effect.estimate):
             return Datum(DASH, title=effect.note)
-        ends = "" if math.isnan(effect.low) else interval(effect.low, effect.high)
-        return Datum(nats(effect.estimate), tuple(filter(None, (ends, effect.note))))
+        return _datum(nats(effect.estimate), interval(effect.low, effect.high), effect.note)
 
     columns: Columns[Effect] = [
-        (
-            Heading("effect", words=True),
-            lambda effect: effect.factors + ("" if effect.group == "all" else f", {effect.group}"),
-        ),
+        (Heading("effect", words=True), lambda effect: in_group(effect.factors, effect.group)),
         (Heading("estimate"), shown_estimate),
         (Heading("p"), lambda effect: p_value(effect.p)),
         (Heading("p", "Holm"), lambda effect: p_value(effect.p_holm)),
@@ -449,15 +442,14 @@ def comparison_table(grid: GridResults, differences: Sequence[MetricDifference])
         return f"{text} ({direction(row.mode)})"
 
     def difference(row: MetricDifference) -> Datum:
-        ends = "" if math.isnan(row.low) else f"[{signed(row.low)}, {signed(row.high)}]"
         text = DASH if math.isnan(row.estimate) else signed(row.estimate)
-        return Datum(text, tuple(filter(None, (ends, row.note))))
+        return _datum(text, interval(row.low, row.high, signed), row.note)
 
     columns: Columns[MetricDifference] = [
         (Heading("value", words=True), lambda row: row.value),
         (
             Heading("at", words=True),
-            lambda row: Datum("" if row.where == "all" else row.where, wrap=True),
+            lambda r: Datum("" if r.where == "all" else r.where, wrap=True),
         ),
         (Heading("reads", words=True), lambda row: Datum(row.reading or DASH, row.beside)),
         (Heading("difference"), difference),
@@ -541,10 +533,7 @@ def missing_table(grid: GridResults) -> ReportTable:
     columns: Columns[CellResult] = [
         (NAME, lambda cell: cell.variant),
         (Heading("run", words=True), lambda cell: cell.name),
-        (
-            Heading("state", words=True),
-            lambda cell: Datum(_STATES[cell.state], bad=bool(cell.error)),
-        ),
+        (Heading("state", words=True), lambda c: Datum(_STATES[c.state], bad=bool(c.error))),
         (Heading("last message", words=True), lambda cell: Datum(cell.error or DASH, wrap=True)),
     ]
     absent = (cell for cell in grid.cells if not cell.finished and cell.state != "pruned")
@@ -552,19 +541,15 @@ def missing_table(grid: GridResults) -> ReportTable:
     return laid_out("missing", columns, rows, caption=say("captions.missing"))
 
 
-def task_tables(
-    grid: GridResults,
-    tests: Sequence[FailureTest],
-    arms: Sequence[FailedRuns],
-    scores: Sequence[TaskScore],
-) -> list[ReportTable]:
+def task_tables(grid: GridResults) -> list[ReportTable]:
     """The tables of a grid with published scores; none for other grids."""
-    tables = [test_table(tests), arm_table(arms), score_table(grid, scores)]
+    tables = (test_table(grid), arm_table(grid), score_table(grid))
     return [table for table in tables if table.bodies]
 
 
-def test_table(tests: Sequence[FailureTest]) -> ReportTable:
+def test_table(grid: GridResults) -> ReportTable:
     """Failed runs by variant at the two values of an axis, over all other axes."""
+    tests = failure_tests(grid)
     columns: Columns[FailureTest] = [
         (NAME, lambda test: test.variant),
         (Heading("failed"), lambda test: _task_share(test.failed, test.runs, test.low, test.high)),
@@ -587,8 +572,9 @@ def test_table(tests: Sequence[FailureTest]) -> ReportTable:
     )
 
 
-def arm_table(arms: Sequence[FailedRuns]) -> ReportTable:
+def arm_table(grid: GridResults) -> ReportTable:
     """Failed runs of each arm by each definition, with the median and the mean."""
+    arms = failed_runs(grid)
     rates = len({arm.lr for arm in arms}) > 1
 
     def heading(arm: FailedRuns) -> str:
@@ -603,14 +589,8 @@ def arm_table(arms: Sequence[FailedRuns]) -> ReportTable:
         (Heading("one class"), lambda arm: str(arm.one_class)),
         (Heading("loss at the floor"), lambda arm: str(arm.loss_at_floor)),
         (Heading("non-finite"), lambda arm: str(arm.non_finite)),
-        (
-            Heading("median"),
-            lambda arm: DASH if math.isnan(arm.median) else measured(arm.median),
-        ),
-        (
-            Heading("mean"),
-            lambda arm: _task_mean(arm.mean, arm.mean_low, arm.mean_high, arm.lacking, 1.0),
-        ),
+        (Heading("median"), lambda arm: DASH if math.isnan(arm.median) else measured(arm.median)),
+        (Heading("mean"), lambda a: _task_mean(a.mean, a.mean_low, a.mean_high, a.lacking)),
     ]
     by_loss = sum(arm.by_loss for arm in arms)
     return laid_out(
@@ -623,8 +603,9 @@ def arm_table(arms: Sequence[FailedRuns]) -> ReportTable:
     )
 
 
-def score_table(grid: GridResults, scores: Sequence[TaskScore]) -> ReportTable:
+def score_table(grid: GridResults) -> ReportTable:
     """Tasks by variant, in two summaries."""
+    scores = task_scores(grid)
 
     def column(corpus: str, metric: str) -> tuple[Heading, Callable[[list[TaskScore]], Datum]]:
         def value(rows: list[TaskScore]) -> Datum:
@@ -655,20 +636,19 @@ def score_table(grid: GridResults, scores: Sequence[TaskScore]) -> ReportTable:
 
 def _task_rows(scores: Sequence[TaskScore]) -> dict[tuple[str, str], list[TaskScore]]:
     """The scores of each row, by its heading and its variant."""
-    by_heading: dict[tuple[str, str], list[TaskScore]] = {}
-    for score in scores:
-        rows = [row for row in scores if row.kind == score.kind]
-        if score.kind == "mean":
+
+    def heading(kind: str) -> str:
+        rows = [row for row in scores if row.kind == kind]
+        if kind == "mean":
             words = "; ".join(dict.fromkeys(row.setting for row in rows if row.setting))
-            heading = f"ours, mean over {_seeds(rows)} of one setting"
-            heading += f" ({words})" if words else ""
-        else:
-            heading = (
-                f"ours, OPTIMISTIC: median of the best of {max(row.settings for row in rows)} "
-                "settings, chosen on the dev set for each task"
-            )
-        by_heading.setdefault((heading, score.variant), []).append(score)
-    return by_heading
+            one = f"ours, mean over {_seeds(rows)} of one setting"
+            return f"{one} ({words})" if words else one
+        return (
+            f"ours, OPTIMISTIC: median of the best of {max(row.settings for row in rows)} "
+            "settings, chosen on the dev set for each task"
+        )
+
+    return grouped(scores, lambda score: (heading(score.kind), score.variant))
 
 
 def _seeds(rows: Iterable[TaskScore]) -> str:
@@ -704,7 +684,7 @@ def _average(row: TaskScore) -> str:
 
 
 def _task_mean(
-    value: float, low: float, high: float, lacking: int, scale: float, digits: int = 3
+    value: float, low: float, high: float, lacking: int, scale: float = 1.0, digits: int = 3
 ) -> Datum:
     if math.isnan(value):
         return Datum(DASH)

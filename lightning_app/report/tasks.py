@@ -32,7 +32,7 @@ from typing import Any, Literal, NamedTuple
 from lightning_app.config.rulers import EVALUATION
 from lightning_app.config.tree import CORPUS, SEED, WARMUP, key_of, lookup, value_name
 from lightning_app.report.pairs import Score
-from lightning_app.report.results import CellResult, GridResults, as_number, unlike
+from lightning_app.report.results import ARM, CellResult, GridResults, as_number, grouped, unlike
 from lightning_app.report.statistics import (
     FEW_SEEDS,
     bleu_difference,
@@ -40,6 +40,7 @@ from lightning_app.report.statistics import (
     failures_p,
     holm_values,
     mean,
+    of_seeds,
     seeds_interval,
     seeds_p,
     wilson_interval,
@@ -141,22 +142,14 @@ def above_constant(cell: CellResult) -> bool | None:
         return None
     if cell.outcome == "non_finite":
         return False
-    pair = _deciding(cell)
-    if pair is None:
+    own = {score.metric: score for score in cell.scores}
+    decides = next((own[metric] for metric in CONSTANT if metric in own), None)
+    if decides is None:
         return None
-    score, constant = pair
+    score, constant = as_number(cell.metrics.get(decides.metric)), constant_score(cell, decides)
+    if math.isnan(score) or math.isnan(constant):
+        return None
     return score > constant and not math.isclose(score, constant, rel_tol=1e-9, abs_tol=1e-12)
-
-
-def _deciding(cell: CellResult) -> tuple[float, float] | None:
-    """The score that decides, and that of a constant answer, as the run reports them."""
-    own = {score.metric for score in cell.scores}
-    for metric, floor in CONSTANT.items():
-        if metric in own:
-            score = cell.metrics.get(metric)
-            constant = cell.metrics.get(floor) if isinstance(floor, str) else floor
-            return None if score is None or constant is None else (float(score), float(constant))
-    return None
 
 
 def one_class(cell: CellResult) -> bool:
@@ -217,10 +210,7 @@ def over_seeds(cells: Sequence[CellResult], metric: str) -> OverSeeds:
 
 def failed_runs(grid: GridResults) -> list[FailedRuns]:
     """Every arm of a task with published scores, in the order of the plan."""
-    arms: dict[tuple[Any, ...], list[CellResult]] = {}
-    for cell in grid.scored:
-        arms.setdefault((cell.group, cell.lr, cell.variant, cell.warmup), []).append(cell)
-    return [_arm(grid, cells) for cells in arms.values()]
+    return [_arm(grid, cells) for cells in grouped(grid.scored, ARM).values()]
 
 
 def _arm(grid: GridResults, cells: Sequence[CellResult]) -> FailedRuns:
@@ -385,24 +375,16 @@ def task_scores(grid: GridResults) -> list[TaskScore]:
     scores: list[TaskScore] = []
     for kind in ("mean", "best_median"):
         for variant in grid.variants:
-            rows = [row for cells in _tasks(grid, variant) for row in _of(grid, kind, cells)]
+            own = (cell for cell in grid.scored if cell.variant == variant)
+            tasks = grouped(own, lambda cell: cell.corpus).values()
+            rows = [row for cells in tasks for row in _of(grid, kind, cells)]
             scores += [*rows, *_averages(grid, kind, variant, rows)]
     return scores
 
 
-def _tasks(grid: GridResults, variant: str) -> list[list[CellResult]]:
-    by_corpus: dict[str, list[CellResult]] = {}
-    for cell in grid.scored:
-        if cell.variant == variant:
-            by_corpus.setdefault(cell.corpus or "", []).append(cell)
-    return list(by_corpus.values())
-
-
 def _of(grid: GridResults, kind: Kind, cells: Sequence[CellResult]) -> list[TaskScore]:
     """The scores of one variant on one task; none where the fixed setting has no finished run."""
-    by_setting: dict[Setting, list[CellResult]] = {}
-    for cell in cells:
-        by_setting.setdefault(_setting(grid, cell), []).append(cell)
+    by_setting = grouped(cells, lambda cell: _setting(grid, cell))
     chosen, among = _fixed(grid, cells), len(by_setting)
     if kind == "best_median":
         alike = _of_one_ruler(by_setting, chosen)
@@ -428,10 +410,8 @@ def _fixed(grid: GridResults, cells: Sequence[CellResult]) -> Setting | None:
     Of the values that all variants have for the task, since results may have chosen others, as a
     search does; None without such a value. One that follows from another axis is the variant's.
     """
-    arms: dict[str, list[CellResult]] = {}
-    for cell in grid.cells:
-        if cell.corpus == cells[0].corpus:
-            arms.setdefault(cell.variant, []).append(cell)
+    alike = (cell for cell in grid.cells if cell.corpus == cells[0].corpus)
+    arms = grouped(alike, lambda cell: cell.variant)
     own = arms[cells[0].variant]
     chosen: list[tuple[str, Any]] = []
     for axis in _setting_axes(grid):
@@ -625,8 +605,9 @@ def _bleu_over_seeds(
     changes = [as_number(one.metrics[BLEU]) - as_number(two.metrics[BLEU]) for one, two in pairs]
     failed = [[cell.failed for cell in arm] for arm in zip(*pairs, strict=True)]
     mixed = not all(ended_alike(arm) for arm in failed)
-    low, high, _ = seeds_interval(changes, *failed)
-    p = math.nan if mixed else seeds_p(changes)
+    seeds = [cells[0].seed or 0 for cells in pairs]
+    found = of_seeds(dict(zip(seeds, changes, strict=True)), sure=not mixed, decides=False)
+    each, few = found.pop("values"), len(pairs) < FEW_SEEDS or mixed
     notes = ["stalls are mixed, so no interval over seeds"] if mixed else []
     shown = [
         f"{cells[0].seed}: {value:.3f}"
@@ -635,19 +616,9 @@ def _bleu_over_seeds(
     ]
     if shown:
         notes.append(f"p over sentences, by seed {', '.join(shown)}")
-    seeds = [cells[0].seed or 0 for cells in pairs]
-    few = len(pairs) < FEW_SEEDS or mixed
-    return {
-        "estimate": mean(changes),
-        "low": low,
-        "high": high,
-        "p": p,
-        "seeds": len(pairs),
-        "cells": 2 * len(pairs),
-        "diverged": sum(map(sum, failed)),
-        "note": "; ".join(notes),
-        "each": tuple(zip(seeds, changes, strict=True)) if few else (),
-    }
+    counts = {"cells": 2 * len(pairs), "diverged": sum(map(sum, failed))}
+    p = math.nan if mixed else seeds_p(changes)
+    return found | counts | {"p": p, "note": "; ".join(notes), "each": each if few else ()}
 
 
 _TOKENIZERS = ("none", "13a", "zh", "char")

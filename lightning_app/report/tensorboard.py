@@ -47,7 +47,7 @@ from lightning_app.config.rulers import differences, names_of, ruler
 from lightning_app.config.tree import label
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
-from lightning_app.report.facts import direction
+from lightning_app.report.facts import direction, in_group
 from lightning_app.report.headline import answer
 from lightning_app.report.results import CellResult, GridResults, read_mapping, read_results
 from lightning_app.report.verdicts import verdicts
@@ -529,8 +529,7 @@ def answer_text(grid: GridResults) -> str:
     """The answer of the report and the verdict on each variant, as Markdown."""
     scores = sensitivity_scores(grid)
     lines = [
-        f"- {each.variant}{'' if each.group == 'all' else f', {each.group}'}: {each.words}"
-        for each in verdicts(grid, scores)
+        f"- {in_group(each.variant, each.group)}: {each.words}" for each in verdicts(grid, scores)
     ]
     said = answer(grid, scores)
     return "\n\n".join(filter(None, [f"# {said}" if said else "", "\n".join(lines)]))

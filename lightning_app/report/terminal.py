@@ -10,11 +10,10 @@ from rich.text import Text
 from lightning_app.report.facts import DASH, records_of, state_counts
 from lightning_app.report.headline import answer
 from lightning_app.report.pairs import Score
-from lightning_app.report.results import GridResults
+from lightning_app.report.results import GridResults, grouped
 from lightning_app.report.statistics import ALPHA
 from lightning_app.report.table import Datum, Heading, ReportTable
 from lightning_app.report.tables import metric_table, task_tables, verdict_table
-from lightning_app.report.tasks import failed_runs, failure_tests, task_scores
 from lightning_app.report.verdicts import verdicts
 from lightning_app.runs.mixtures import KINDS, left_out, mixed, unsealed
 
@@ -38,15 +37,14 @@ def show_report(console: Console, grid: GridResults, scores: Sequence[Score]) ->
     write.line(state_counts(grid))
     if (table := verdict_table(grid, scores)).bodies:
         write.table(table)
-        named: dict[str, list[str]] = {}
-        for verdict in filter(lambda each: each.more, verdicts(grid, scores)):
-            named.setdefault(verdict.more, []).append(verdict.variant)
-        for more, names in named.items():
-            field = "until" if grid.alpha < ALPHA else "axes.seed_everything"
-            write.line(f"{more} {', '.join(names)} ({field} in the grid file)")
+        open_ = [verdict for verdict in verdicts(grid, scores) if verdict.more]
+        field = "until" if grid.alpha < ALPHA else "axes.seed_everything"
+        for more, found in grouped(open_, lambda verdict: verdict.more).items():
+            names = ", ".join(verdict.variant for verdict in found)
+            write.line(f"{more} {names} ({field} in the grid file)")
     else:
         write.table(metric_table(grid))
-    for table in task_tables(grid, failure_tests(grid), failed_runs(grid), task_scores(grid)):
+    for table in task_tables(grid):
         write.table(table)
     notes = (left_out(grid.strangers), mixture_line(grid), unsealed(records_of(grid)))
     for text in filter(None, notes):
@@ -74,12 +72,7 @@ def headline_document(scores: Sequence[Score]) -> list[dict[str, Any]]:
         key = (score.group, f"{score.lr}", score.variant)
         who = {"group": score.group, "lr": score.lr, "variant": score.variant}
         row = rows.setdefault(key, {**who, "scores": {}})
-        row["scores"][score.score] = score
-    for row in rows.values():
-        row["scores"] = {
-            name: {field: getattr(score, field) for field in FIELDS}
-            for name, score in row["scores"].items()
-        }
+        row["scores"][score.score] = {field: getattr(score, field) for field in FIELDS}
     return list(rows.values())
 
 

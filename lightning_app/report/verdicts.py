@@ -23,7 +23,7 @@ nothing.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from lightning_app.report.pairs import NEVER, Score
@@ -156,5 +156,4 @@ def _word(score: Score, stalls: Score | None, matters: float) -> str:
 
 def verdict_document(verdict: Verdict) -> dict[str, Any]:
     """A verdict for scripts."""
-    names = (each.name for each in fields(verdict))
-    return {name: getattr(verdict, name) for name in names if name != "score"}
+    return {name: value for name, value in vars(verdict).items() if name != "score"}

@@ -61,9 +61,7 @@ from lightning_app.report.statistics import (
     corrected,
     mean,
     no_less_than_failures,
-    seeds_p,
-    sign_flip_p,
-    t_interval,
+    of_seeds,
 )
 
 Span = tuple[float, float]  # of rates
@@ -152,7 +150,6 @@ class TunedArm:
         return Paired(cells, points, self.every.seeds, self.every.planned)
 
     def losses(self, warmup: int) -> Values:
-        """The best loss of each seed."""
         return dict(zip(self.best.seeds, self.best.losses((warmup, BEST)), strict=True))
 
     @property
@@ -220,37 +217,25 @@ class TunedArm:
             return undefined(self.arm, math.nan, name, reason, self.every)
         at, seeds = list(points) or self.best.points, [*values]
         planned = len(self.planned.intersection(*(other.planned for other in others)))
-        each = [Paired(of.cells, at, seeds, planned) for of in (self, *others)]
+        each = [Paired(of.best.cells, at, seeds, planned) for of in (self, *others)]
         mixed = join_notes(*dict.fromkeys(of.mixed for of in each))
-        found = [*values.values()]
-        between: dict[str, Any] = {}
-        if not mixed:
-            between["low"], between["high"], _ = t_interval(found)
+        floor = 0.0
         if decides and not mixed:
             failed = [[of.failed(point) for point in at] for of in each]
             sides = [*zip(*failed, strict=True)] if others else failed
             pairs = [(first, second) for first, second in sides]
-            between["floor"] = no_less_than_failures(0.0, planned, *pairs)
-            between["p"] = no_less_than_failures(seeds_p(found), planned, *pairs)
-            between["p_sign"] = sign_flip_p(found)
-        few = "2 seeds are too few for a p value" if decides and len(found) == 2 else ""
+            floor = no_less_than_failures(0.0, planned, *pairs)
+        few = "2 seeds are too few for a p value" if decides and len(values) == 2 else ""
         return Score(
             **score_identity(self.arm, math.nan, name),
-            estimate=mean(found),
-            **between,
-            seeds=len(found),
+            **of_seeds(values, sure=not mixed, decides=decides, floor=floor),
+            floor=floor,
             cells=sum(of.every.counts["cells"] for of in (self, *others)),
             diverged=sum(of.every.counts["diverged"] for of in (self, *others)),
             note=join_notes(self.every.missing, mixed, note, few),
-            values=tuple(values.items()),
             mixed=bool(mixed),
-            each=tuple(values.items()) if len(found) < FEW_SEEDS or mixed else (),
+            each=tuple(values.items()) if len(values) < FEW_SEEDS or mixed else (),
         )
-
-    @property
-    def cells(self) -> dict[tuple[int, float, int], CellResult]:
-        """The best runs."""
-        return {(*point, seed): cell for (point, seed), cell in self.best.runs.items()}
 
     def ended(self, warmup: int) -> list[bool]:
         """Whether the best run of each seed failed."""
@@ -290,16 +275,9 @@ def over_rates(arm: Arm, baseline: Arm | None, grid: GridResults, span: Span) ->
 def _against(own: TunedArm, baseline: Arm | None, ref: int) -> list[Score]:
     """T less that of the baseline, and the best losses of both at each warm-up."""
     arm, names = own.arm, ("tuned_interaction", *(f"against_baseline w={w}" for w in own.counts))
-    other = TunedArm(baseline, ref) if baseline else None
-    reason = ""
-    if arm.baseline is None:
-        reason = "the grid file names no baseline"
-    elif arm.baseline == arm.variant:
-        reason = IS_BASELINE
-    elif other is None:
-        reason = f"no arm of the baseline {arm.baseline}"
-    elif other.why:
-        reason = f"baseline: {other.why}"
+    other, reason = TunedArm(baseline, ref) if baseline else None, _why_alone(arm, baseline)
+    if other is not None and other.why:
+        reason = reason or f"baseline: {other.why}"
     if reason or other is None:
         return [undefined(arm, math.nan, name, reason, own.every) for name in names]
     both = [seed for seed in own.saved if seed in other.saved]
@@ -316,6 +294,15 @@ def _against(own: TunedArm, baseline: Arm | None, ref: int) -> list[Score]:
         failed = any(own.ended(warmup)), any(other.ended(warmup))
         rows.append(replace(row, bound=bound_of(at_most=failed[1], at_least=failed[0])))
     return rows
+
+
+def _why_alone(arm: Arm, baseline: Arm | None) -> str:
+    """Why an arm is not compared with its baseline; empty if it is."""
+    if arm.baseline is None:
+        return "the grid file names no baseline"
+    if arm.baseline == arm.variant:
+        return IS_BASELINE
+    return "" if baseline else f"no arm of the baseline {arm.baseline}"
 
 
 def _mean_over_rates(own: TunedArm, span: Span) -> Score:
@@ -402,14 +389,10 @@ def pooled(grid: GridResults, rows: Sequence[Score]) -> list[Score]:
         most = {row.variant: row.estimate for row in stalls if row.estimate > 0}
         if own and len(arms_in) > 1:
             found.append(_averaged(own, "pooled", ALL, group, len(arms_in), most))
-        members = {
-            name: [row for row in own if _belongs(grid, row, values)]
-            for name, values in grid.families.items()
-        }
         families = [
             _averaged(of, "family", name, group, len(of), most)
-            for name, of in members.items()
-            if of
+            for name, values in grid.families.items()
+            if (of := [row for row in own if _belongs(grid, row, values)])
         ]
         found += families
         for other in families[1:]:
@@ -453,15 +436,15 @@ def _averaged(
 ) -> Score:
     """The mean over arms of the values of each seed that all of them have."""
     each = [dict(row.values) for row in rows]
-    seeds = [s for s in (each[0] if each else ()) if all(s in of for of in each)]
+    seeds = [s for s in each[0] if all(s in of for of in each)]
     values = {seed: mean([of[seed] for of in each]) for seed in seeds}
     sure = not any(row.mixed for row in rows)
     note = f"{len(rows)} of {planned} arms have a value" if len(rows) < planned else ""
-    least = max((row.floor for row in rows), default=0.0)
+    least = max(row.floor for row in rows)
     found = _over_arms(
         name, variant, group, values, sure=sure, note=note, arms=len(rows), floor=least
     )
-    most = max((stalled.get(row.variant, 0.0) for row in rows), default=0.0)
+    most = max(stalled.get(row.variant, 0.0) for row in rows)
     return replace(found, inner=2 * sum(row.inner for row in rows) > len(rows), stalled=most)
 
 
@@ -479,21 +462,13 @@ def _over_arms(
     identity = {"group": group, "lr": math.nan, "variant": variant, "score": name}
     if not values:
         return Score(**identity, note=join_notes(note, "no seed finished in all arms"))
-    found = [*values.values()]
-    low, high, _ = t_interval(found) if sure else (math.nan,) * 3
     return Score(
         **identity,
-        estimate=mean(found),
-        low=low,
-        high=high,
-        p=max(seeds_p(found), floor) if sure else math.nan,
-        p_sign=sign_flip_p(found) if sure else math.nan,
+        **of_seeds(values, sure=sure, floor=floor),
         floor=floor,
         mixed=not sure,
-        seeds=len(found),
         cells=arms,
         note=join_notes(note, "" if sure else "some seeds of an arm failed and others did not"),
-        values=tuple(values.items()),
     )
 
 
@@ -566,10 +541,8 @@ def delta(arm: Arm, lr: float, grid: GridResults) -> Score:
     bare, with_it = pairs.failed((0, lr)), pairs.failed((ref, lr))
     return Score(
         **score_identity(arm, lr, "delta"),
-        estimate=mean(differences),
         bound=bound_of(at_most=any(with_it), at_least=all(bare)),
-        **pairs.counts,
-        **_over_seeds(pairs, differences, pairs.mixed, (bare, with_it)),
+        **(pairs.counts | _over_seeds(pairs, differences, pairs.mixed, (bare, with_it))),
     )
 
 
@@ -581,15 +554,8 @@ def interaction(arm: Arm, baseline: Arm | None, lr: float, grid: GridResults) ->
     `<=` the other way round.
     """
     reason, own, ref = _against_reference(arm, lr, grid)
-    never = ""
-    if arm.baseline is None:
-        never = "the grid file names no baseline"
-    elif arm.baseline == arm.variant:
-        never = IS_BASELINE
-    elif baseline is None or lr not in baseline.rates:
-        never = f"no arm of the baseline {arm.baseline}"
-    if never:
-        return undefined(arm, lr, "interaction", never, own)
+    baseline = baseline if baseline and lr in baseline.rates else None
+    reason = _why_alone(arm, baseline) or reason
     if reason or baseline is None:
         return undefined(arm, lr, "interaction", reason, own)
     reason, other, _ = _against_reference(baseline, lr, grid)
@@ -601,26 +567,19 @@ def interaction(arm: Arm, baseline: Arm | None, lr: float, grid: GridResults) ->
     planned = len({*arm.planned_at(points)} & {*baseline.planned_at(points)})
     own = Paired(arm.cells, points, seeds, planned)
     other = Paired(baseline.cells, points, seeds, planned)
-    differences = [
-        ours - theirs
-        for ours, theirs in zip(
-            _differences(own, *points), _differences(other, *points), strict=True
-        )
-    ]
+    both = zip(_differences(own, *points), _differences(other, *points), strict=True)
+    differences = [ours - theirs for ours, theirs in both]
     mixed = join_notes(own.mixed, other.mixed and f"baseline {other.mixed}")
+    sides = [(own.failed(at), other.failed(at)) for at in points]
     counts = {name: own.counts[name] + other.counts[name] for name in ("cells", "diverged")}
     return Score(
         **score_identity(arm, lr, "interaction"),
-        estimate=mean(differences),
         bound=bound_of(
             at_most=all(other.failed((0, lr))) or any(own.failed((ref, lr))),
             at_least=all(own.failed((0, lr))) or any(other.failed((ref, lr))),
         ),
-        seeds=len(seeds),
         **counts,
-        **_over_seeds(
-            own, differences, mixed, *((own.failed(at), other.failed(at)) for at in points)
-        ),
+        **_over_seeds(own, differences, mixed, *sides),
     )
 
 
@@ -648,24 +607,16 @@ def _differences(pairs: Paired, first: tuple[int, float], second: tuple[int, flo
 def _over_seeds(
     pairs: Paired, values: Sequence[float], mixed: str, *sides: Sides
 ) -> dict[str, Any]:
-    """Interval, p values, note and values of a mean over seeds; only values where it is mixed."""
-    seeds, p = pairs.seeds, math.nan if mixed else seeds_p(values)
-    low, high, _ = (math.nan,) * 3 if mixed else t_interval(values)
+    """The fields of a mean over seeds, with a note; no interval and p values where it is mixed."""
+    floor = 0.0 if mixed else no_less_than_failures(0.0, pairs.planned, *sides)
+    by_seed = dict(zip(pairs.seeds, values, strict=True))
+    found = of_seeds(by_seed, sure=not mixed, floor=floor)
     few = len(values) == LEAST_SEEDS - 1 and not mixed
-    pairs_of_seeds = tuple(zip(seeds, values, strict=True))
     why = "one seed" if len(values) == 1 else "no spread between seeds"
-    return {
-        "low": low,
-        "high": high,
-        "p": no_less_than_failures(p, pairs.planned, *sides),
-        "mixed": bool(mixed),
-        "floor": 0.0 if mixed else no_less_than_failures(0.0, pairs.planned, *sides),
-        "p_sign": math.nan if mixed else sign_flip_p(values),
-        "note": join_notes(
-            pairs.missing,
-            mixed or f"{why}, no interval" * math.isnan(low),
-            f"{len(values)} seeds are too few for a p value" * few,
-        ),
-        "each": pairs_of_seeds if mixed or len(seeds) < FEW_SEEDS else (),
-        "values": pairs_of_seeds,
-    }
+    note = join_notes(
+        pairs.missing,
+        mixed or f"{why}, no interval" * math.isnan(found["low"]),
+        f"{len(values)} seeds are too few for a p value" * few,
+    )
+    each = found["values"] if mixed or len(values) < FEW_SEEDS else ()
+    return found | {"mixed": bool(mixed), "floor": floor, "note": note, "each": each}

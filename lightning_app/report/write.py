@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from lightning_app.core.errors import UserError
@@ -48,11 +48,11 @@ from lightning_app.report.frames import validations_frame
 from lightning_app.report.packed import PACKED, pack, packed_name
 from lightning_app.report.page import RECOMPUTE, Report, page, render
 from lightning_app.report.pairs import scores_frame
-from lightning_app.report.results import CellResult, GridResults, scales
+from lightning_app.report.results import GridResults, scales
 from lightning_app.report.statistics import row_document
 from lightning_app.report.table import latex, markdown
-from lightning_app.report.tables import loss_by_warmup, verdict_table
-from lightning_app.report.tasks import bleu_scores
+from lightning_app.report.tables import loss_by_warmup, task_tables, verdict_table
+from lightning_app.report.tasks import bleu_scores, failed_runs, failure_tests, task_scores
 from lightning_app.report.tensorboard import tensorboard_path
 from lightning_app.report.warmup import sensitivity_scores
 from lightning_app.runs.folder import PRUNED, RESULT, STORE, VOUCHED, GridFolder
@@ -84,16 +84,14 @@ def publish(grid: GridResults, out: Path, file: Mapping[str, Any] | None = None)
     _write_file(out / FILE, file)
     _write_parquet(report.results, out / "results.parquet")
     write_scores(report)
-    for look in ("light", "dark"):
-        (out / f"headline-{look}.svg").unlink(missing_ok=True)
     with styled():
-        for look, change in (("light", None), ("dark", darken)):
-            figure = first_figure(grid)
-            if figure is None:
-                return
-            if change is not None:
-                change(figure)
-            save(figure, out / f"headline-{look}.svg")
+        for look in ("light", "dark"):
+            path, figure = out / f"headline-{look}.svg", first_figure(grid)
+            path.unlink(missing_ok=True)
+            if figure is not None:
+                if look == "dark":
+                    darken(figure)
+                save(figure, path)
 
 
 def _write_file(path: Path, file: Mapping[str, Any] | None) -> None:
@@ -159,7 +157,7 @@ def write_exports(report: Report) -> None:
         write_whole(out / f"{name}.csv", frame.to_csv(index=False))
         _write_parquet(frame, out / f"{name}.parquet")
     removes = write_scores(report)
-    tables = report.task_tables()
+    tables = task_tables(grid)
     if scores and grid.finished:
         tables += [
             t for t in (verdict_table(grid, scores), loss_by_warmup(grid, scores)) if t.bodies
@@ -197,9 +195,9 @@ def write_scores(report: Report) -> bool:
     tables: dict[str, list[dict[str, Any]]] = {
         "effects": [row_document(row) for row in report.effects],
         "comparisons": [comparison_document(row) for row in report.comparisons],
-        "failed_runs": [asdict(row) for row in report.failed_runs],
-        "failure_tests": [asdict(row) for row in report.failure_tests],
-        "task_scores": [asdict(row) for row in report.task_scores],
+        "failed_runs": [asdict(row) for row in failed_runs(report.grid)],
+        "failure_tests": [asdict(row) for row in failure_tests(report.grid)],
+        "task_scores": [asdict(row) for row in task_scores(report.grid)],
     }
     for name, rows in tables.items():
         path = report.out / f"{name}.csv"
@@ -239,16 +237,8 @@ OF_A_GROUP = (
     FigureKind("probes", "inside", stable.twins),
     FigureKind("explanations", "inside", stable.explanations),
 )
-FIRST = ("forest", "scores_by_task", "loss_by_rate", "rate_by_warmup")
-"""What a report opens with: what decides, else scores of tasks, or the loss over the rates."""
-QUESTIONS: tuple[Question, ...] = get_args(Question)
-KINDS = sorted(
-    (FOREST, OF_TASKS, OF_RATES, *OF_A_GROUP, *OF_A_RATE),
-    key=lambda kind: (
-        QUESTIONS.index(kind.question),
-        FIRST.index(kind.name) if kind.name in FIRST else len(FIRST),
-    ),
-)
+KINDS = (FOREST, OF_TASKS, OF_RATES, *OF_A_GROUP[:1], *OF_A_RATE, *OF_A_GROUP[1:])
+"""A report opens with what decides, else with scores of tasks, or the loss over the rates."""
 
 
 def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
@@ -261,6 +251,8 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
     drawings: dict[str, list[FigureFiles]] = {kind.name: [] for kind in KINDS}
     slices = drawn_slices(grid)
     groups = list(dict.fromkeys(group for group, _ in slices))
+    points = min(POINTS, max(FEWEST_POINTS, ALL_POINTS // max(1, len(grid.finished))))
+    most = {"points": points, "figures": FIGURES}
     with styled():
         drawings[FOREST.name] += _draw(FOREST, _of_all(grid), folder, "")
         if grid.scored:
@@ -268,7 +260,9 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
         for (group, lr), suffix in zip(slices, _numbers(len(slices)), strict=True):
             if grid.trials:
                 break  # each seed has rates of its own
-            part = _part(grid, group, lr, slices[group, lr])
+            cells = slices[group, lr]
+            logs = {cell.id: read_log(cell) for cell in cells}
+            part = Part(grid=grid, group=group, lr=lr, cells=cells, logs=logs, **most)
             for kind in OF_A_RATE:
                 drawings[kind.name] += _draw(kind, part, folder, suffix)
         alike = _of_common_rates(grid, groups)
@@ -276,9 +270,9 @@ def write_figures(grid: GridResults, folder: Path) -> list[FigureFiles]:
             part = _over_rates(grid, together, 1)
             drawings[OF_RATES.name] += _draw(OF_RATES, part, folder, suffix)
         # Of a kind with a figure for each variant few; one where there are maps of rates too.
-        most = max(1, FIGURES // max(1, len(groups))) if len(grid.rates) < 2 else 1
+        few = max(1, FIGURES // max(1, len(groups))) if len(grid.rates) < 2 else 1
         for group, suffix in zip(groups, _numbers(len(groups)), strict=True):
-            part = _over_rates(grid, [group], most)
+            part = _over_rates(grid, [group], few)
             for kind in OF_A_GROUP:
                 drawings[kind.name] += _draw(kind, part, folder, suffix)
     drawn = [drawing for kind in KINDS for drawing in drawings[kind.name]]
@@ -337,19 +331,6 @@ def _over_rates(grid: GridResults, groups: Sequence[str], figures: int) -> Part:
 
 def _of_all(grid: GridResults) -> Part:
     return _over_rates(grid, list(dict.fromkeys(cell.group for cell in grid.finished)), 1)
-
-
-def _part(grid: GridResults, group: str, lr: float | None, cells: Sequence[CellResult]) -> Part:
-    most = min(POINTS, max(FEWEST_POINTS, ALL_POINTS // max(1, len(grid.finished))))
-    return Part(
-        grid=grid,
-        group=group,
-        lr=lr,
-        cells=cells,
-        logs={cell.id: read_log(cell) for cell in cells},
-        points=most,
-        figures=FIGURES,
-    )
 
 
 NARROW = 2  # panels in a row on a small screen

@@ -14,7 +14,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -219,21 +219,18 @@ def f1_v1(prediction: str, gold: str) -> float:
 
     Two texts without any word, such as "The" and "a", have F1 0 although they match exactly.
     """
-    return _bag_f1(normalise_answer(prediction).split(), normalise_answer(gold).split())
-
-
-def f1_v2(prediction: str, gold: str) -> float:
-    """Like `f1_v1`, but if either side has no words: 1 if neither has any, otherwise 0."""
     predicted, true = normalise_answer(prediction).split(), normalise_answer(gold).split()
-    return _bag_f1(predicted, true) if predicted and true else float(predicted == true)
-
-
-def _bag_f1(predicted: list[str], true: list[str]) -> float:
     same = (Counter(predicted) & Counter(true)).total()
     if not same:
         return 0.0
     precision, recall = same / len(predicted), same / len(true)
     return 2 * precision * recall / (precision + recall)
+
+
+def f1_v2(prediction: str, gold: str) -> float:
+    """Like `f1_v1`, but if either side has no words: 1 if neither has any, otherwise 0."""
+    words = normalise_answer(prediction) and normalise_answer(gold)
+    return f1_v1(prediction, gold) if words else exact_match(prediction, gold)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,14 +258,7 @@ ByQuestion = dict[str, tuple[float, float]]
 
 def score_v1(golds: Golds, predictions: Mapping[str, str]) -> AnswerScores:
     """Return the means over all questions of version 1.1."""
-    scores = {
-        question: (
-            max(exact_match(prediction, gold) for gold in golds[question]),
-            max(f1_v1(prediction, gold) for gold in golds[question]),
-        )
-        for question, prediction in predictions.items()
-    }
-    return _means(golds, scores)
+    return _means(golds, _of_each(golds, predictions, f1_v1))
 
 
 def score_v2(golds: Golds, predictions: Mapping[str, str]) -> SquadScores:
@@ -288,14 +278,23 @@ def score_v2(golds: Golds, predictions: Mapping[str, str]) -> SquadScores:
 
 def score_each_v2(golds: Golds, predictions: Mapping[str, str]) -> ByQuestion:
     """Return exact match and F1 of each question by the rules of version 2.0."""
-    scores: ByQuestion = {}
-    for question, prediction in predictions.items():
-        texts = [gold for gold in golds[question] if normalise_answer(gold)] or [""]
-        scores[question] = (
-            max(exact_match(prediction, gold) for gold in texts),
-            max(f1_v2(prediction, gold) for gold in texts),
+    counted = {
+        question: [gold for gold in golds[question] if normalise_answer(gold)] or [""]
+        for question in predictions
+    }
+    return _of_each(counted, predictions, f1_v2)
+
+
+def _of_each(
+    golds: Golds, predictions: Mapping[str, str], f1: Callable[[str, str], float]
+) -> ByQuestion:
+    return {
+        question: (
+            max(exact_match(prediction, gold) for gold in golds[question]),
+            max(f1(prediction, gold) for gold in golds[question]),
         )
-    return scores
+        for question, prediction in predictions.items()
+    }
 
 
 def _means(questions: Collection[str], scores: ByQuestion) -> AnswerScores:

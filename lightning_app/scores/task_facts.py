@@ -13,7 +13,7 @@ GlueMetric = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
 SIGNED: tuple[GlueMetric, ...] = ("matthews", "pearson", "spearman")  # from -1 to 1, others 0 to 1
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class GlueTask:
     """One task: its outputs, its inputs and its metrics."""
 
@@ -31,35 +31,17 @@ class GlueTask:
     """The names of its evaluation sets, each scored separately."""
 
 
-def _task(
-    name: str,
-    classes: int | None,
-    pair: bool,
-    *metrics: GlueMetric,
-    own: GlueMetric | None = None,
-    splits: tuple[str, ...] = (),
-) -> GlueTask:
-    return GlueTask(
-        name=name,
-        classes=classes,
-        pair=pair,
-        metrics=metrics,
-        own=own or metrics[0],
-        splits=splits or (name,),
-    )
-
-
 GLUE_TASKS: dict[str, GlueTask] = {
     task.name: task
     for task in (
-        _task("CoLA", 2, False, "matthews"),
-        _task("SST-2", 2, False, "accuracy"),
-        _task("MRPC", 2, True, "accuracy", "f1", own="f1"),
-        _task("STS-B", None, True, "pearson", "spearman"),
-        _task("QQP", 2, True, "accuracy", "f1", own="f1"),
-        _task("MNLI", 3, True, "accuracy", splits=("MNLI-m", "MNLI-mm")),
-        _task("QNLI", 2, True, "accuracy"),
-        _task("RTE", 2, True, "accuracy"),
+        GlueTask("CoLA", 2, False, ("matthews",), "matthews", ("CoLA",)),
+        GlueTask("SST-2", 2, False, ("accuracy",), "accuracy", ("SST-2",)),
+        GlueTask("MRPC", 2, True, ("accuracy", "f1"), "f1", ("MRPC",)),
+        GlueTask("STS-B", None, True, ("pearson", "spearman"), "pearson", ("STS-B",)),
+        GlueTask("QQP", 2, True, ("accuracy", "f1"), "f1", ("QQP",)),
+        GlueTask("MNLI", 3, True, ("accuracy",), "accuracy", ("MNLI-m", "MNLI-mm")),
+        GlueTask("QNLI", 2, True, ("accuracy",), "accuracy", ("QNLI",)),
+        GlueTask("RTE", 2, True, ("accuracy",), "accuracy", ("RTE",)),
     )
 }
 WNLI = (

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import yaml

@@ -20,8 +20,8 @@ from lightning_app.report.headline import answer
 from lightning_app.report.limits import limits
 from lightning_app.report.page import Report, page
 from lightning_app.report.results import GridResults, read_results
-from lightning_app.report.table import ReportTable, latex, markdown
-from lightning_app.report.tables import comparison_table, signed
+from lightning_app.report.table import latex, markdown
+from lightning_app.report.tables import comparison_table, signed, task_tables
 from lightning_app.report.tasks import (
     failed_runs,
     failure_tests,
@@ -65,10 +65,6 @@ def mixed(axes: Mapping[str, Any]) -> Scores:
 @pytest.fixture
 def grid(tmp_path: Path) -> GridResults:
     return read_results(glue_grid(tmp_path / "demo", mixed))
-
-
-def tables_of(grid: GridResults) -> list[ReportTable]:
-    return Report(grid, (), grid.folder).task_tables()
 
 
 def test_every_corpus_with_labels_has_its_own_score_first() -> None:
@@ -169,7 +165,7 @@ def test_a_result_without_the_score_is_judged_by_its_loss_and_counted(tmp_path: 
     (arm,) = failed_runs(read_results(folder))
     assert (arm.failed, arm.by_loss, arm.lacking) == (1, 1, 1)
     assert math.isnan(arm.median)
-    tables = {table.name: table for table in tables_of(read_results(folder))}
+    tables = {table.name: table for table in task_tables(read_results(folder))}
     assert tables["failed_runs"].notes == (
         "1 runs have no such score and were judged by their loss",
     )
@@ -308,7 +304,7 @@ def test_the_best_median_stands_beside_the_mean_of_a_fixed_setting(tmp_path: Pat
     assert best.value == pytest.approx(0.70)  # 0.527, 0.527, 0.7, 0.7, 0.7
     assert (best.setting, best.settings) == ("warmup_steps 60, bias_correction false", 4)
     assert found["mean", "cola"].value == pytest.approx(0.33)
-    tables = {table.name: table for table in tables_of(grid)}
+    tables = {table.name: table for table in task_tables(grid)}
     mean, median = tables["task_scores"].bodies
     setting = "(warmup_steps 60, bias_correction true)"
     assert mean == f"ours, mean over 5 seeds of one setting {setting}"
@@ -361,7 +357,7 @@ def test_an_average_of_all_tasks_is_the_one_of_its_name(tmp_path, more: list[str
     rows = [row for row in task_scores(grid) if row.kind == "mean" and row.average]
     found = {row.average: row.value for row in rows}
     assert {(row.runs, row.lacking) for row in rows} == {(1, 1) if lost else (2, 0)}
-    (row,) = next(iter({t.name: t for t in tables_of(grid)}["task_scores"].bodies.values()))
+    (row,) = next(iter({t.name: t for t in task_tables(grid)}["task_scores"].bodies.values()))
     assert ("(glue, 1 without)" in row[-1].text) == lost
     # All but MNLI have the same value in each score; MNLI has 0.6 and 0.9.
     others = [value for corpus, value in values.items() if corpus != "mnli"]
@@ -438,7 +434,7 @@ def test_page_terminal_csv_and_latex(grid: GridResults) -> None:
     tables = {path.name for path in (folder / "tables").iterdir()}
     assert tables >= {"failed_runs.tex", "failure_tests.md", "task_scores.tex"}
     assert "2 / 5 [0.12, 0.77]" in shown(grid, found, width=400)
-    for table in tables_of(grid):
+    for table in task_tables(grid):
         assert "OPTIMISTIC" in latex(table) or table.name != "task_scores"
         assert markdown(table).count("\n| ") > 2
 
@@ -458,5 +454,5 @@ def test_the_first_figure_has_every_run_of_every_task(grid: GridResults) -> None
 
 def test_other_tasks_have_none_of_it(make_grid: Any) -> None:
     grid = read_results(make_grid(lambda axes: 2.0, {SEED: [1], WARMUP: [0, 60]}).folder)
-    assert failed_runs(grid) == failure_tests(grid) == task_scores(grid) == tables_of(grid) == []
+    assert failed_runs(grid) == failure_tests(grid) == task_scores(grid) == task_tables(grid) == []
     assert no_averages(grid) == ""

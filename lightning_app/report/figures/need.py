@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_app.report.comparisons import comparisons
-from lightning_app.report.facts import direction, say
+from lightning_app.report.facts import direction, in_group, say
 from lightning_app.report.figures.sheet import (
     COLOURS,
     GRID,
@@ -52,8 +51,7 @@ BLUE = COLOURS[0]
 NAMED = 6  # curves with a name at their end; more would overlap
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForestRow:
+class ForestRow(NamedTuple):
     """A row of a forest plot: an estimate, what it is of, and its verdict in words."""
 
     name: str
@@ -87,18 +85,12 @@ def forest(part: Part, *, narrow: bool = False) -> list[Sketch]:
         points = [(value, place - 0.17) for _, value in found.values]
         urls = [links.about(f"{row.name}, seed {s}: {value:.4f}") for s, value in found.values]
         dots(axes, points, urls, color=BLUE, s=16, alpha=0.9, zorder=3)
-        for ends, width in (
-            ((found.holm_low, found.holm_high), 1.0),
-            ((found.low, found.high), 3.0),
-        ):
+        intervals = ((found.holm_low, found.holm_high), 1.0), ((found.low, found.high), 3.0)
+        for ends, width in intervals:
             if math.isfinite(ends[0]):
                 axes.plot(ends, (place + 0.14,) * 2, color=INK, linewidth=width, zorder=4)
-        dots(
-            axes,
-            [(found.estimate, place + 0.14)],
-            [None],
-            **{"color": BLUE, "edgecolors": INK, "marker": "D", "s": 30, "zorder": 5},
-        )
+        diamond = {"color": BLUE, "edgecolors": INK, "marker": "D", "s": 30, "zorder": 5}
+        dots(axes, [(found.estimate, place + 0.14)], [None], **diamond)
         who = {"variant": row.name, "verdict": row.words}
         table += [{"mark": "seed", **who, "seed": s, "value": v} for s, v in found.values]
         table.append(
@@ -124,8 +116,7 @@ def forest(part: Part, *, narrow: bool = False) -> list[Sketch]:
     ]
     if matters:
         handles.append(key("does not matter", marker="s", color=MUTED, alpha=0.3, markersize=9))
-    figure.legend(handles=handles, loc="outside upper center", ncols=2 if narrow else 5)
-    frozen(figure)
+    frozen(figure, handles, 2 if narrow else 5)
     return [sketch("forest", figure, table, links, part.cells)]
 
 
@@ -145,11 +136,7 @@ def _forest_rows(grid: GridResults) -> tuple[list[ForestRow], float, str]:
         (first,) = metrics.values()
         axis = f"{first.metric} less that of {first.baseline} ({direction(first.mode)})"
         named = [
-            ForestRow(
-                name=row.value if row.where == "all" else f"{row.value}, {row.where}",
-                words=row.reading or "too few seeds",
-                found=row,
-            )
+            ForestRow(in_group(row.value, row.where), row.reading or "too few seeds", row)
             for row in shown
         ]
         return named, first.matters, axis
@@ -161,18 +148,13 @@ def _forest_rows(grid: GridResults) -> tuple[list[ForestRow], float, str]:
     groups = [*dict.fromkeys(verdict.group for verdict in arms_of)]
     arms_of.sort(key=lambda verdict: (groups.index(verdict.group), -verdict.estimate))
     rows_of = [
-        ForestRow(
-            name=each.variant if each.group == "all" else f"{each.variant}, {each.group}",
-            words=each.word,
-            found=each.score,
-        )
+        ForestRow(in_group(each.variant, each.group), each.word, each.score)
         for each in [*over, *arms_of]
     ]
     return rows_of, grid.matters, f"← warm-up costs     {grid.unit}     warm-up saves →"
 
 
-@dataclass(frozen=True, kw_only=True)
-class VariantEffect:
+class VariantEffect(NamedTuple):
     """One variant and its mean of Delta by step."""
 
     variant: str
@@ -190,12 +172,9 @@ def warmup_effect(part: Part) -> list[Sketch]:
         return []
     figure = Figure(figsize=(WIDTH, 3.2), layout="constrained")
     table = _curves(figure.subplots(), rows, part)
-    handles = [key("end of the warm-up", linestyle=REFERENCE)]
-    figure.legend(handles=handles, loc="outside upper center")
-    frozen(figure)
-    links = Links(0)
+    frozen(figure, [key("end of the warm-up", linestyle=REFERENCE)], 1)
     cells = [cell for row in rows for cell in row.pairs.runs.values()]
-    return [sketch("warmup_effect", figure, table, links, cells)]
+    return [sketch("warmup_effect", figure, table, Links(0), cells)]
 
 
 def _rows(part: Part) -> list[VariantEffect]:
@@ -210,10 +189,7 @@ def _rows(part: Part) -> list[VariantEffect]:
         score = delta(arm, part.lr, part.grid)
         if not math.isnan(score.estimate):
             pairs = arm.at([(0, part.lr), (reference, part.lr)])
-            row = VariantEffect(
-                variant=arm.variant, score=score, pairs=pairs, by_step=_by_step(pairs, part)
-            )
-            rows.append(row)
+            rows.append(VariantEffect(arm.variant, score, pairs, _by_step(pairs, part)))
     return sorted(rows, key=lambda row: -row.score.estimate)
 
 
@@ -259,15 +235,10 @@ def _curves(axes: "Axes", rows: Sequence[VariantEffect], part: Part) -> list[dic
 def _apart(places: Sequence[float], axes: "Axes") -> list[float]:
     """Places of the names, from the top down, moved so that no two overlap."""
     low, high = axes.get_ylim()
-    least = 0.075 * (high - low)
-    moved: list[float] = []
-    order = sorted(range(len(places)), key=lambda place: -places[place])
-    offsets = [0.0] * len(places)
-    for place in order:
-        y = places[place] if not moved else min(places[place], moved[-1] - least)
-        moved.append(y)
-        offsets[place] = y
-    return offsets
+    moved, y = [0.0] * len(places), math.inf
+    for place in sorted(range(len(places)), key=lambda place: -places[place]):
+        moved[place] = y = min(places[place], y - 0.075 * (high - low))
+    return moved
 
 
 TICKS = 4  # rates with a number at the axis, at most
@@ -333,16 +304,11 @@ def loss_by_rate(part: Part, *, columns: int = 4) -> list[Sketch]:
     axes.set_xticks(small, [""] * len(small), minor=True)  # else matplotlib labels some
     axes.set_xlim(rates[0] / 1.25, rates[-1] * 1.25)
     ring = "mean of the best trials" if part.grid.trials else "best rate"
+    line = "none" if part.grid.trials else "-"
+    dot: dict[str, Any] = {"marker": "o", "markersize": 4}
+    looks = {w: {"linestyle": line} | (dot if w in bold else {"linewidth": 0.9}) for w in warmups}
     handles = [
-        *(
-            key(
-                f"warm-up {w:,}",
-                color=colours[w],
-                linestyle="none" if part.grid.trials else "-",
-                **({"marker": "o", "markersize": 4} if w in bold else {"linewidth": 0.9}),
-            )
-            for w in warmups
-        ),
+        *(key(f"warm-up {w:,}", color=colours[w], **looks[w]) for w in warmups),
         *([key(ring, marker="o", markersize=8, markerfacecolor="none")] if ringed else []),
         key("stalled or non-finite", marker="X", markersize=6),
         key("unigram entropy", linestyle=REFERENCE),
@@ -443,22 +409,14 @@ def scores_by_task(part: Part) -> list[Sketch]:
         axes.tick_params(labelbottom=place + columns >= len(groups))
         names = [wrapped(name) for name in variants]
         axes.set_xticks(range(len(variants)), names, rotation=35, ha="right")
+    hollow = {warmups[0]: {"markerfacecolor": "none"}}
     handles = [
-        *(
-            key(
-                f"warm-up {w:,}",
-                marker="o",
-                markersize=5,
-                **({"markerfacecolor": "none"} if place == 0 else {}),
-            )
-            for place, w in enumerate(warmups)
-        ),
+        *(key(f"warm-up {w:,}", marker="o", markersize=5, **hollow.get(w, {})) for w in warmups),
         key("failed", marker="X", markersize=7),
         key("median", color=INK, linewidth=1.6),
         key("a constant answer", linestyle=REFERENCE),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(6, len(handles)))
-    frozen(figure)
+    frozen(figure, handles, 6)
     count = len({cell.group for cell in cells})
     absent = len([cell for cell in part.cells if cell.scores]) - len(cells)
     words = {
@@ -533,8 +491,7 @@ def _marks(
 
 
 def _score(part: Part, cell: CellResult) -> float:
-    value = cell.metrics.get(part.grid.measure(cell).metric)
-    return math.nan if value is None else float(value)
+    return as_number(cell.metrics.get(part.grid.measure(cell).metric))
 
 
 Value = Callable[[CellResult], float]

@@ -6,7 +6,6 @@ import io
 import math
 import os
 import re
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from xml.sax.saxutils import escape
 from lightning_app.config.tree import label
 from lightning_app.core.files import write_whole
 from lightning_app.report.facts import say
-from lightning_app.report.results import CellResult, GridResults
+from lightning_app.report.results import CellResult, GridResults, grouped
 from lightning_app.report.statistics import mean
 from lightning_app.runs.records import Curve
 from lightning_app.scores.task_facts import LOSS
@@ -118,9 +117,7 @@ MOST_PANELS = 40  # panels of one kind of figure: each takes a twentieth of a se
 
 def slices_of(grid: GridResults) -> dict[tuple[str, float | None], list[CellResult]]:
     """The finished cells by group and learning rate; those of one slice share a figure."""
-    slices: dict[tuple[str, float | None], list[CellResult]] = {}
-    for cell in grid.finished:
-        slices.setdefault((cell.group, cell.lr), []).append(cell)
+    slices = grouped(grid.finished, lambda cell: (cell.group, cell.lr))
     return dict(sorted(slices.items(), key=lambda item: (item[0][0], item[0][1] or 0.0)))
 
 
@@ -359,15 +356,8 @@ def warmup_of(cell: CellResult) -> int:
 
 def identity(cell: CellResult) -> dict[str, object]:
     """The columns that identify a run in every table of a figure."""
-    return {
-        "variant": cell.variant,
-        "warmup": cell.warmup,
-        "lr": cell.lr,
-        "seed": cell.seed,
-        "run": cell.name,
-        "status": cell.state,
-        "outcome": cell.outcome,
-    }
+    own = {name: getattr(cell, name) for name in ("variant", "warmup", "lr", "seed")}
+    return own | {"run": cell.name, "status": cell.state, "outcome": cell.outcome}
 
 
 COLUMNS, WIDEST = 4, 11.5  # the maximum of panels in one row, and of their total width in inches
@@ -402,9 +392,8 @@ def arrange(
     y: str,
     handles: Sequence[Any],
     below: float = 0.0,
-    heading: str = "",
 ) -> None:
-    """Label the axes, add the legend and a heading, and set the margins.
+    """Label the axes, add the legend, and set the margins.
 
     `below` inches are left free at the bottom.
 
@@ -420,9 +409,7 @@ def arrange(
     rows, columns = place_in.get_gridspec().get_geometry()
     in_row = min(len(handles), max(1, int(width // 1.75)))
     title = 0.09 + 0.17 * max(1 + axes.get_title().count("\n") for axes in panels)
-    lines = textwrap.wrap(heading, int(width * 10.5))
-    above = 0.12 * bool(lines) + 0.19 * len(lines)
-    top = 0.12 + above + 0.2 * math.ceil(len(handles) / in_row) + title
+    top = 0.12 + 0.2 * math.ceil(len(handles) / in_row) + title
     bottom, gap = 0.55 + below, title + 0.1
     panel = height / rows - 0.4
     height = top + rows * panel + (rows - 1) * gap + bottom
@@ -449,13 +436,11 @@ def arrange(
     figure.legend(
         handles=handles,
         loc="upper center",
-        bbox_to_anchor=(0.5, 1 - (0.02 + above) / height),
+        bbox_to_anchor=(0.5, 1 - 0.02 / height),
         borderaxespad=0.0,
         ncols=in_row,
         handlelength=2.8,
     )
-    at = {"x": 0.06 / width, "y": 1 - 0.06 / height, "verticalalignment": "top"}
-    figure.text(s="\n".join(lines), **at, fontsize=10.5, fontweight="bold", linespacing=1.25)
 
 
 def title(axes: "Axes", text: str) -> None:
@@ -571,10 +556,12 @@ def thinned(steps: Sequence[int], most: int) -> list[int]:
     return kept if kept[-1] == steps[-1] else [*kept, steps[-1]]
 
 
-def frozen(figure: "Figure") -> None:
-    """Let matplotlib compute the layout once, and not each time the figure is written."""
+def frozen(figure: "Figure", handles: Sequence[Any], columns: int) -> None:
+    """Add a legend above all panels, and compute the layout once, not each time it is written."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+    columns = max(1, min(columns, len(handles)))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns)
     FigureCanvasAgg(figure)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")

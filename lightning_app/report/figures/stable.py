@@ -152,6 +152,7 @@ def _words(arm: Arm, warmup: int, lr: float, runs: Sequence[CellResult]) -> str:
     return f"{where}, mean {mean([cell.loss for cell in runs]):.3f}; {each}"
 
 
+Runs = Sequence[CellResult]  # of one figure
 STACKS = ("encoder", "decoder", "model")
 MARKERS = ("o", "s", "^", "D", "v", "P")  # of layers, repeated
 PANELS = 4  # in one row of `explanations`
@@ -165,10 +166,18 @@ SIGNALS = {
 
 def twins(part: Part) -> list[Sketch]:
     """A stalled run and a twin that did not stall, one pair per variant."""
-    pairs = [pair for name in part.variants(part.cells) if (pair := _pair(part, name))]
-    drawn = [_twins(pair, part.colours[pair[0].variant]) for pair in pairs[: part.figures]]
-    sketches = [each for each in drawn if each is not None]
-    names = ", ".join(stalled.variant for stalled, _ in pairs[part.figures :])
+    return _of_variants(part, _pair, lambda pair: _twins(pair, part.colours[pair[0].variant]))
+
+
+def _of_variants(
+    part: Part,
+    choose: Callable[[Part, str], Runs | None],
+    draw: Callable[[Runs], Sketch | None],
+) -> list[Sketch]:
+    """A figure of the chosen runs of each of the first variants; the last one names the others."""
+    chosen = [runs for name in part.variants(part.cells) if (runs := choose(part, name))]
+    sketches = [each for runs in chosen[: part.figures] if (each := draw(runs)) is not None]
+    names = ", ".join(runs[0].variant for runs in chosen[part.figures :])
     if names and sketches:
         text = sketches[-1].text + say("figures.probes.not_drawn", names=names)
         sketches[-1] = replace(sketches[-1], text=text)
@@ -188,7 +197,7 @@ def _pair(part: Part, variant: str) -> tuple[CellResult, CellResult] | None:
     return None
 
 
-def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
+def _twins(pair: Runs, colour: str) -> Sketch | None:
     """Two rows of panels, the stalled run above; one column for each quantity and stack."""
     from matplotlib.figure import Figure
 
@@ -234,9 +243,7 @@ def _twins(pair: tuple[CellResult, CellResult], colour: str) -> Sketch | None:
         key(f"layer {n}", color=colour, markersize=4, linestyle="-", **_layer_look(n, layers))
         for n in layers
     ]
-    most = max(1, int(figure.get_figwidth() // 1.3))
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(most, len(handles)))
-    frozen(figure)
+    frozen(figure, handles, int(figure.get_figwidth() // 1.3))
     stalled, other = pair
     end = (stalled.record.get("diverged") or {}).get("step")
     when = "" if end is None else f" (found at step {end:,})"
@@ -320,14 +327,7 @@ OF_UPDATES = {"update_rms", "output_change", "rate_over_critical"}
 
 def explanations(part: Part) -> list[Sketch]:
     """The shortest and the longest warm-up of each variant, a panel for each of `EXPLAINED`."""
-    chosen = [runs for name in part.variants(part.cells) if (runs := _ends(part, name))]
-    drawn = [_explained(runs) for runs in chosen[: part.figures]]
-    sketches = [each for each in drawn if each is not None]
-    names = ", ".join(runs[0].variant for runs in chosen[part.figures :])
-    if names and sketches:
-        text = sketches[-1].text + say("figures.probes.not_drawn", names=names)
-        sketches[-1] = replace(sketches[-1], text=text)
-    return sketches
+    return _of_variants(part, _ends, _explained)
 
 
 def _ends(part: Part, variant: str) -> list[CellResult]:
@@ -353,7 +353,7 @@ def _ends(part: Part, variant: str) -> list[CellResult]:
     return [runs[warmup] for warmup in sorted({min(runs), max(runs)})]
 
 
-def _explained(runs: Sequence[CellResult]) -> Sketch | None:
+def _explained(runs: Runs) -> Sketch | None:
     from matplotlib.figure import Figure
 
     lines = {each.line for each in EXPLAINED if isinstance(each.line, str)}
@@ -410,8 +410,7 @@ def _explained(runs: Sequence[CellResult]) -> Sketch | None:
     drawn = dict.fromkeys(row["stack"] for row in rows)
     handles += [key(name, marker=MARKERS[STACKS.index(name)]) for name in STACKS if name in drawn]
     handles += [key("theory", linestyle=DASHES[0])]
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
-    frozen(figure)
+    frozen(figure, handles, len(handles))
     first = runs[0]
     words = {"variant": first.variant, "seed": first.seed, "lr": label(first.lr)}
     words["warmups"] = " and ".join(f"{warmup:,}" for warmup in colours)

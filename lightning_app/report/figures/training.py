@@ -1,9 +1,8 @@
 """Figures of training: the loss against step and time, and the cost of each variant."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_app.report.facts import say
 from lightning_app.report.figures.sheet import (
@@ -31,7 +30,7 @@ from lightning_app.report.figures.sheet import (
     warmup_of,
     wrapped,
 )
-from lightning_app.report.results import CellResult
+from lightning_app.report.results import CellResult, as_number
 from lightning_app.report.statistics import mean
 
 if TYPE_CHECKING:
@@ -43,27 +42,14 @@ MEAN_POINTS = 300  # points of one curve of means, at most
 FEWEST = 4  # validations of a run from which their curve shows more than that of the batches
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurveKind:
-    """The logged loss, the label of its axis, and the name of the texts."""
-
-    name: str
-    loss: str
-    tag: str
-
-
-TRAINING = CurveKind(name="training", loss="training loss (nats per token)", tag=TRAIN)
-VALIDATION = CurveKind(name="validation", loss="validation loss (nats per token)", tag=VALID)
-
-
 def during_training(part: Part) -> list[Sketch]:
     """The validation loss against the step, or the training loss if validations are rare.
 
     One panel per variant: thin lines are runs, heavy lines the means over seeds.
     """
     validations = max((len(log[VALID]) for log in part.logs.values()), default=0)
-    kind = VALIDATION if validations >= FEWEST else TRAINING
-    curves = {cell.id: part.logs[cell.id][kind.tag] for cell in part.cells}
+    name, tag = ("validation", VALID) if validations >= FEWEST else ("training", TRAIN)
+    curves = {cell.id: part.logs[cell.id][tag] for cell in part.cells}
     cells = [cell for cell in part.cells if len(curves[cell.id]) > 1]
     if not cells:
         return []
@@ -86,7 +72,7 @@ def during_training(part: Part) -> list[Sketch]:
                 lines.append([(step, curve[step]) for step in steps])
                 urls.append(links.to(cell, f"{curve[steps[-1]]:.4f} at the end"))
                 mark = {"mark": "run", **identity(cell)}
-                rows += [{**mark, "step": step, kind.tag: curve[step]} for step in steps]
+                rows += [{**mark, "step": step, tag: curve[step]} for step in steps]
             colour = colours[warmup]
             thin_lines(axes, lines, urls, color=colour, alpha=0.3, linewidth=0.7)
             common = set.intersection(*(set(curves[cell.id]) for cell in own))
@@ -97,7 +83,7 @@ def during_training(part: Part) -> list[Sketch]:
             look = {"color": colour, "linestyle": dash(warmup, warmups), "linewidth": 1.9}
             axes.plot(list(means), list(means.values()), zorder=3, **look)
             mark = {"mark": "mean", "variant": variant, "warmup": own[0].warmup, "lr": own[0].lr}
-            rows += [{**mark, "step": step, kind.tag: value} for step, value in means.items()]
+            rows += [{**mark, "step": step, tag: value} for step, value in means.items()]
         title(axes, variant)
     axes_of[0].set_xlim(0.0, 1.03 * max(max(curves[cell.id]) for cell in cells))
     handles = [
@@ -105,36 +91,27 @@ def during_training(part: Part) -> list[Sketch]:
         for w in warmups
     ]
     handles.append(key("unigram entropy", linestyle=REFERENCE, linewidth=1))
-    arrange(figure, axes_of, "optimizer step", kind.loss, handles)
-    return [sketch(kind.name, figure, rows, links, cells, text="curves")]
+    arrange(figure, axes_of, "optimizer step", f"{name} loss (nats per token)", handles)
+    return [sketch(name, figure, rows, links, cells, text="curves")]
 
 
-SPEED = "train/tokens_per_second"
 COUNTS = {1e9: "billions", 1e6: "millions", 1e3: "thousands"}
 BYTES = {2.0**30: "GiB", 2.0**20: "MiB", 2.0**10: "KiB"}
 
 
-@dataclass(frozen=True)
-class Resource:
-    """A number of `result.json`: its axis label, its units by size, and how to read it."""
+class Resource(NamedTuple):
+    """A number of `result.json`: its axis label, its units by size, and its field or metric."""
 
     name: str
     label: str
     units: Mapping[float, str]
-    read: Callable[[CellResult], Any]
+    field: str
 
 
 RESOURCES = (
-    Resource("parameters", "parameters", COUNTS, lambda cell: cell.record.get("parameters")),
-    Resource(
-        "tokens_per_second", "tokens per second", COUNTS, lambda cell: cell.metrics.get(SPEED)
-    ),
-    Resource(
-        "peak_memory_bytes",
-        "peak memory",
-        BYTES,
-        lambda cell: cell.record.get("peak_memory_bytes"),
-    ),
+    Resource("parameters", "parameters", COUNTS, "parameters"),
+    Resource("tokens_per_second", "tokens per second", COUNTS, "train/tokens_per_second"),
+    Resource("peak_memory_bytes", "peak memory", BYTES, "peak_memory_bytes"),
 )
 
 
@@ -161,8 +138,7 @@ def resources(part: Part) -> list[Sketch]:
         key("one run", marker="o", markersize=4, alpha=0.6),
         key("mean of the runs", marker="D", markersize=5.5),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=2)
-    frozen(figure)
+    frozen(figure, handles, 2)
     names = [resource.name for resource in shown]
     speed = "shared" if "tokens_per_second" in names else "no_speed"
     devices = len({str(device) for cell in part.cells if (device := cell.record.get("device"))})
@@ -222,5 +198,5 @@ def _panel(
 
 
 def _value(resource: Resource, cell: CellResult) -> float | None:
-    value = resource.read(cell)
-    return None if value is None or not math.isfinite(value) or value <= 0 else float(value)
+    value = as_number(cell.metrics.get(resource.field, cell.record.get(resource.field)))
+    return value if math.isfinite(value) and value > 0 else None
