@@ -533,7 +533,7 @@ MUTANTS = (
     mutant(
         "distances that no score has are clamped",
         MEMORY,
-        "if not self.order().clamps:",
+        "if self.clamp_length is not None and not self.order().clamps:",
         "if False:",
     ),
     mutant(
@@ -1033,7 +1033,7 @@ MUTANTS = (
     mutant(
         "another tokenizer file is the same experiment",
         at("data/test_tokens.py"),
-        "return hashlib.sha256(given_tokenizer(config).read_bytes() + digest.encode()).hexdigest()",
+        "return sha256_of(given_tokenizer(config).read_bytes() + digest.encode())",
         "return digest",
     ),
     mutant(
@@ -1284,8 +1284,8 @@ MUTANTS = (
     mutant(
         "pairs of an evaluation are kept for the next one",
         PAIRS,
-        '"""Discard the pairs of the previous evaluation."""\n        self._scored = {}',
-        '"""Discard the pairs of the previous evaluation."""',
+        "    def start_decoding(self) -> None:\n        self.scored = {}",
+        "    def start_decoding(self) -> None:\n        pass",
     ),
     mutant(
         "pairs of training are the same in every epoch",
@@ -1441,7 +1441,7 @@ MUTANTS = (
     mutant(
         "heads that have stopped are no part of a distributed step",
         at("test_ddp.py"),
-        "zero = zero + parameter.flatten()[:0].sum()",
+        "below = below + sum(part.flatten()[:0].sum() for part in self._idle())",
         "pass",
     ),
     # Identity and provenance.
@@ -1791,7 +1791,7 @@ MUTANTS = (
         "squad: a rank scores its own windows",
         SQUAD_RUNS,
         "texts, answers = self._answers(rows, SPLITS[stage], datamodule)",
-        "texts, answers = self._answers(self._scored, SPLITS[stage], datamodule)",
+        "texts, answers = self._answers(self.scored, SPLITS[stage], datamodule)",
     ),
     mutant(
         "squad: a diverged run has a score",
@@ -2045,7 +2045,7 @@ MUTANTS = (
     mutant(
         "a batch below one window is one window",
         at("data/test_config.py"),
-        "        if windows and self.tokens_per_batch < self.window:",
+        "        if task.in_windows(self.next_sentence) and self.tokens_per_batch < self.window:",
         "        if False:",
     ),
     mutant(

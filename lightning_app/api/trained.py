@@ -264,8 +264,7 @@ class TrainedRun:
           tokens starting every `data.evaluation_stride` tokens, as in an evaluation; with
           `model.block.memory` the segments form one stream. With `data.intra_document_masking`
           documents begin where the run's corpus has them. To get the loss of a split, give its
-          file as one text: as there, a carriage return before the end of a line and an empty last
-          line do not count.
+          file as one text: as there, an empty last line does not count.
         - Translation: each target line given its source line.
 
         Args:
@@ -324,7 +323,7 @@ class TrainedRun:
         corpus = cast(
             PreparedCorpus, GivenCorpus(columns, documents)
         )  # its own reader would need files
-        rows = task_class(self.task.config.kind).rows(corpus, SPLIT, data, None)
+        rows = task_class(self.task.config.kind).rows(corpus, SPLIT, data, seed=None)
         nll = torch.zeros(len(rows), dtype=torch.float64)
         tokens = torch.zeros(len(rows), dtype=torch.float64)
         for item in rows.sampler(data.tokens_per_batch):

@@ -333,12 +333,8 @@ def _complete(field: str, path: str, given: str, imports: bool, _: tuple[type, .
     init_args = completed_arguments(
         f"{field}.init_args", signature_of(kind), arguments or {}, imports=imports
     )
-    entry: Entry = {"class_path": full_path}
-    if init_args:
-        entry["init_args"] = init_args
-    if passed_on:
-        entry["dict_kwargs"] = passed_on
-    return json.dumps(entry)
+    entry = {"class_path": full_path, "init_args": init_args, "dict_kwargs": passed_on}
+    return json.dumps({key: value for key, value in entry.items() if value})
 
 
 def made_object(field: str, entry: Mapping[str, Any], *, imports: bool) -> Any:

@@ -116,10 +116,7 @@ class Config:
     """The corpus and its batches."""
 
 
-_LINKED = {
-    "data": ("task", "next_sentence", "init_from", "seed"),
-    "objective": ("glue",),
-}
+_LINKED = {"data": ("task", "next_sentence", "init_from", "seed"), "objective": ("glue",)}
 """The fields derived from others; they come last in their sections of `config.yaml`."""
 
 
@@ -237,9 +234,13 @@ def check(tree: dict[str, Any], config: Config, *, trains: bool) -> None:
     """
     model, trainer = config.model, tree["trainer"]
     check_numbers(tree)
-    check_seed(tree["seed_everything"])
     check_parts(trainer)
-    _check_classes(tree)
+    for section in ("model", "data"):
+        if any(tree[section][name] is not None for name in CLASS_FIELDS):
+            own_arguments(section, tree[section])
+    if trainer["callbacks"]:  # Lightning is imported only if a config names some
+        monitored = TASKS[tree["model"]["objective"]["kind"]].monitored
+        _check_callbacks(json.dumps(entries(trainer["callbacks"])), monitored, trainer["max_steps"])
     try:
         stacks = model.architecture.stacks(model.block)
         model.architecture.sizes()
@@ -335,20 +336,10 @@ def data_module(section: Mapping[str, Any]) -> Any:
     return kind(**vars(resolved_data(section)), **named, **extra)
 
 
-def _check_classes(tree: dict[str, Any]) -> None:
-    """Check the classes that a config names; Lightning is imported only if it names one."""
-    for section in ("model", "data"):
-        if any(tree[section][name] is not None for name in CLASS_FIELDS):
-            own_arguments(section, tree[section])
-    if (trainer := tree["trainer"])["callbacks"]:
-        monitored = TASKS[tree["model"]["objective"]["kind"]].monitored
-        _check_callbacks(json.dumps(entries(trainer["callbacks"])), monitored, trainer["max_steps"])
-
-
-def read_config(path: Path, overrides: Sequence[str], *, imports: bool = True) -> dict[str, Any]:
+def read_config(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the complete config of a file with overrides, read like `ablate fit`.
 
     Raises:
         UserError: for a mistake in either.
     """
-    return load_config(Written(["--config", str(path), *overrides]), imports=imports)
+    return load_config(Written(["--config", str(path), *overrides]))

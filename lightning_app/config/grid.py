@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple
 
-from lightning_app.config.classes import (
-    CLASS_FIELDS,
-    FIELDS,
-    known_path,
-    refusal,
-    require_plugin,
-)
+from lightning_app.config.classes import CLASS_FIELDS, FIELDS, known_path, refusal, require_plugin
 from lightning_app.config.rulers import MetricChoice, check_matters, check_metric
 from lightning_app.config.rules import GRID_RULES, GridSubject, check_rules, packs
 from lightning_app.config.search import Refine, Search, Until
@@ -364,9 +358,8 @@ def check_axis_values(axes: Any) -> dict[str, list[Any]]:
         for value in values:
             _check_value(axis, value)
         counts = Counter(map(key_of, values))
-        twice = next((value for value in values if counts[key_of(value)] > 1), _check_value)
-        if twice is not _check_value:
-            raise UserError(f"axes: {axis}: value {twice!r} is given twice")
+        if twice := [value for value in values if counts[key_of(value)] > 1]:
+            raise UserError(f"axes: {axis}: value {twice[0]!r} is given twice")
         if len(set(map(label, values))) < len(values):
             raise UserError(f"axes: {axis}: two of {values!r} have one name in reports")
         parts = axis.split(".")
@@ -495,16 +488,11 @@ class GridSpec:
             axis: {other: dict(zip(self.axes[other], values, strict=True))}
             for axis, (other, values) in self.linked.items()
         }
-        adapts: dict[str, Any] = {}
+        given = {"search": self.search, "refine": self.refine, "until": self.until}
+        adapts = {name: dataclasses.asdict(part) for name, part in given.items() if part}
         if self.search is not None:
-            fields = dataclasses.asdict(self.search) | {"sampler": self.search.kind}
-            adapts["search"] = {
-                key: value for key, value in fields.items() if value not in (None, "arm")
-            }
-        if self.refine is not None:
-            adapts["refine"] = dataclasses.asdict(self.refine)
-        if self.until is not None:
-            adapts["until"] = dataclasses.asdict(self.until)
+            fields = adapts["search"] | {"sampler": self.search.kind}
+            adapts["search"] = {k: v for k, v in fields.items() if v not in (None, "arm")}
         return {
             "name": self.name,
             "question": self.question,
@@ -598,7 +586,6 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
         base_config = with_warmup(base_config, axes)
         check_cells(axes, linked)
         metric, mode = check_metric(file.metric, base_config, axes)
-        # Values as in the file: the reader treats them as JSON, whose keys are strings.
         fields = {**vars(file), **{name: tree.get(name) for name in _AS_WRITTEN}}
         check_rules(
             GRID_RULES,
@@ -607,8 +594,8 @@ def _spec(path: Path, tree: Any, text: str, files: tuple[Path, ...], source: str
         searched = file.search.fields if file.search is not None else {}
         bounds = {field: [values.low, values.high] for field, values in searched.items()}
         check_numbers(base_config)
-        for seed in (base_config[SEED],) if SEED in base_config else ():
-            check_seed(seed)
+        if SEED in base_config:
+            check_seed(base_config[SEED])
         with named("axes"):
             for seed in axes.get(SEED, ()):
                 check_seed(seed)

@@ -3,7 +3,7 @@ plug-ins that its run needs."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lightning_app.config.tree import lookup, replaced
 from lightning_app.core.errors import UserError
 from lightning_app.core.files import write_whole
 from lightning_app.core.project import PROJECT
@@ -23,25 +24,12 @@ Tree = Mapping[str, Any]
 
 
 _IRRELEVANT = (
-    "trainer.accelerator",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.logger",
-    "trainer.log_every_n_steps",
-    "trainer.enable_checkpointing",
-    "trainer.enable_progress_bar",
-    "trainer.enable_model_summary",
-    "trainer.profiler",
-    "trainer.barebones",
-    "trainer.enable_autolog_hparams",
-    "trainer.default_root_dir",
-    "trainer.model_registry",
-    "trainer.limit_predict_batches",
-    "model.compile",
-    "data.root",
-    "data.tokenizer_file",
-    "data.cache",
-    "data.num_workers",
+    *("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.logger"),
+    *("trainer.log_every_n_steps", "trainer.profiler", "trainer.barebones"),
+    *("trainer.enable_checkpointing", "trainer.enable_progress_bar"),
+    *("trainer.enable_model_summary", "trainer.enable_autolog_hparams"),
+    *("trainer.default_root_dir", "trainer.model_registry", "trainer.limit_predict_batches"),
+    *("model.compile", "data.root", "data.tokenizer_file", "data.cache", "data.num_workers"),
 )
 """Where, on what and how verbosely a run is executed, including everything inside these fields.
 
@@ -66,7 +54,6 @@ _HARMLESS: Mapping[str, tuple[str, ...]] = {
 }
 """The callbacks, plugins and strategies that only watch, store or distribute the same work."""
 
-_PINS = ("config", "blocks", "added", "added_blocks")
 _OURS = ("lightning.pytorch.", "lightning.fabric.", "lightning_app.")
 """The packages to which the class names above refer."""
 
@@ -79,8 +66,7 @@ def pins() -> Mapping[str, Mapping[str, Any]]:
     `added` holds the config fields added after schema 2 was fixed, `added_blocks` those
     of a stack. A pin never changes, even if the default does.
     """
-    tree = json.loads(files("lightning_app.config").joinpath("pins.json").read_text("utf-8"))
-    return {name: tree[name] for name in _PINS}
+    return json.loads(files("lightning_app.config").joinpath("pins.json").read_text("utf-8"))
 
 
 def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -111,7 +97,7 @@ def unusual(config: Tree) -> dict[str, Any]:
     if "trainer" in config:
         given = config["trainer"].items()
         kept["trainer"] = {key: _harmful(f"trainer.{key}", value) for key, value in given}
-    differing = _differing(kept, usual, lambda key: key)
+    differing = _differing(kept, usual)
     return {key: value for key, value in differing.items() if not is_irrelevant(key)}
 
 
@@ -122,10 +108,9 @@ def relevant_blocks(stacks: Tree) -> dict[str, Any]:
     by_layer: dict[str, Any] = {}
     for side, stack in plain.items():
         around = {key: value for key, value in stack.items() if key != "blocks"}
-        by_layer[side] = _differing(around, usual, lambda key: key)
+        by_layer[side] = _differing(around, usual)
         for layer, block in enumerate(stack["blocks"]):
-            differing = _differing(block, usual, lambda key: f"blocks.{key}")
-            by_layer[f"{side}.{layer}"] = differing
+            by_layer[f"{side}.{layer}"] = _differing(block, usual, "blocks.")
     return by_layer
 
 
@@ -133,19 +118,11 @@ def completed(config: Tree) -> dict[str, Any]:
     """Return a config of an earlier version with today's fields."""
     tree = dict(config)
     for key, value in pins()["added"].items():
-        tree = _with_default(tree, key.split("."), value)
+        section, _, name = key.rpartition(".")
+        part = lookup(tree, section)
+        if isinstance(part, Mapping) and name not in part:
+            tree = replaced(tree, key, value)
     return tree
-
-
-def _with_default(tree: Tree, path: list[str], value: Any) -> dict[str, Any]:
-    """Return a tree with a missing value added; a part that is not a mapping is kept."""
-    name, *rest = path
-    if not rest:
-        return {name: value, **tree}
-    part = tree.get(name)
-    if not isinstance(part, Mapping):
-        return dict(tree)
-    return {**tree, name: _with_default(part, rest, value)}
 
 
 def without_evaluation_limits(config: Tree) -> dict[str, Any]:
@@ -154,14 +131,14 @@ def without_evaluation_limits(config: Tree) -> dict[str, Any]:
     return {**config, "trainer": {**config["trainer"], **dict.fromkeys(names)}}
 
 
-def _differing(tree: Tree, usual: Mapping[str, Any], name: Callable[[str], str]) -> dict[str, Any]:
+def _differing(tree: Tree, usual: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The leaves that are not as pinned. A mapping whose pin is null counts as present."""
     differing: dict[str, Any] = {}
     for key, value in leaves(tree):
-        pinned = name(key)
+        pinned = f"{prefix}{key}"
         at = key.find(".")
         while at > 0:
-            if usual.get(name(key[:at]), {}) is None:
+            if usual.get(f"{prefix}{key[:at]}", {}) is None:
                 differing[key[:at]] = {}
             at = key.find(".", at + 1)
         is_default = _same(value, usual[pinned]) if pinned in usual else _is_new_slot(pinned, value)

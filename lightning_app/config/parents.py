@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from lightning_app.config.identity import completed, leaves
 from lightning_app.core.errors import UserError, named
 from lightning_app.runs.parent import (
     FIELD,
@@ -25,7 +26,6 @@ from lightning_app.runs.records import Unsound, read_yaml
 _OF_HEADS = ("transform.", "norm.", "output_bias", "output.", "auxiliary.", "next_sentence.output.")
 _OF_HEADS += ("embedding.output.", "embedding.logit_scale.")
 _POOLER = "pooler."
-_RENAMED = {"next_sentence.pooler.": _POOLER}
 _FREE = {
     "block": frozenset(),
     "architecture": frozenset({"dropout", "attention_dropout", "seeding"}),
@@ -114,14 +114,9 @@ def load_parent(model: Any, given: str, recorded: str | None = None) -> None:
     with named(FIELD):
         state = read_checkpoint(parent.checkpoint)["state_dict"]
     weights: dict[str, Any] = {}
-    for name, value in state.items():
-        if not name.startswith("model."):
-            continue  # sums of an evaluation
-        name = name.removeprefix("model.")
-        for theirs, ours in _RENAMED.items():
-            if name.startswith(theirs):
-                name = ours + name.removeprefix(theirs)
-        if not name.startswith(_OF_HEADS):
+    for key, value in state.items():  # others are sums of an evaluation
+        name = key.removeprefix("model.").replace(f"next_sentence.{_POOLER}", _POOLER)
+        if key.startswith("model.") and not name.startswith(_OF_HEADS):
             weights[name] = value
     target = model.state_dict()
     if not any(name.startswith(_POOLER) for name in target):
@@ -171,8 +166,6 @@ def _data_of(config: Path) -> Mapping[str, Any]:
 @lru_cache(maxsize=1024)
 def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
     """Return what a checkpoint records about its model, cached until the file changes."""
-    from lightning_app.config.identity import completed
-
     with named(FIELD):
         checkpoint = read_checkpoint(path)
     parts = {part: checkpoint["hyper_parameters"][part] for part in _FREE}
@@ -188,6 +181,4 @@ def _stored_at(path: Path, digest: str) -> Mapping[str, Any]:
 
 def _leaves(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return dotted keys with plain values: a tuple in a checkpoint is a list in a config."""
-    from lightning_app.config.identity import leaves
-
     return [(k, list(v) if isinstance(v, tuple) else v) for k, v in leaves(tree)]

@@ -33,16 +33,14 @@ _TOKENIZER = (  # and what trains it
     *("data.tokenizer", "data.tokenizer_file", "data.vocab_size", "data.splits.train"),
     "data.vocabularies",
 )
-_TOKENS = (
-    *_TOKENIZER,
-    *("data.window", "data.context_stride", "data.evaluation_stride", "data.evaluation_streams"),
-    *("data.order", "data.intra_document_masking", "data.mask_probability", "data.whole_word"),
-    "model.objective.next_sentence",
-)
 _LENGTHS = (
     *_TOKENIZER,
     *("data.window", "data.context_stride", "data.evaluation_stride", "data.evaluation_streams"),
     *("data.order", "model.objective.next_sentence"),
+)
+_TOKENS = (
+    *_LENGTHS,
+    *("data.intra_document_masking", "data.mask_probability", "data.whole_word"),
 )
 _SEARCH = {
     "val": ("model.objective.validation_bleu",),
@@ -246,7 +244,9 @@ def check_metric(
     if others and metric.name is None:
         raise UserError(f"metric.name: missing; the tasks of {TASKS.field} do not agree")
     name = monitored.metric if metric.name is None else metric.name
-    logged = name.startswith(("val/", "test/")) and _has_own_class(base, axes)
+    # A class of a plug-in may log its own metrics.
+    has_own = any(path is not None for path in axes.get(OWN_CLASS, [lookup(base, OWN_CLASS)]))
+    logged = name.startswith(("val/", "test/")) and has_own
     best = known_metrics() | {monitored.metric: monitored.mode}
     if name not in best and not logged:
         raise UserError(f"metric.name: no metric {name!r}{nearest(name, best)}")
@@ -260,8 +260,3 @@ def check_metric(
             f"{nearest(name, best)}"
         )
     return name, mode
-
-
-def _has_own_class(base: Mapping[str, Any], axes: Mapping[str, list[Any]]) -> bool:
-    """Whether a grid trains a class of a plug-in, which may log its own metrics."""
-    return any(path is not None for path in axes.get(OWN_CLASS, [lookup(base, OWN_CLASS)]))

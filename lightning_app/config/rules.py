@@ -432,18 +432,21 @@ def _labels(grid: GridSubject, labels: Any, variants: Any) -> Iterator[str]:
                     f"{axis}: expected words with single spaces, without + and comma, not 'all'"
                     f"{'' if may_be_empty else ' and not empty'}, found {name!r}"
                 )
-    block = [axis for axis in grid.axes if axis.startswith(wiring)] if labels else []
+    names = _variant_names(grid, variants, labels) if labels else []
+    for name, count in Counter(names).most_common(1):
+        if count > 1:
+            yield (
+                f"{', '.join(labels)}: '{name}' would name {count} variants; expected another name "
+                "for each"
+            )
+
+
+def _variant_names(grid: GridSubject, variants: Any, labels: Any) -> list[str]:
+    wiring = (BLOCK, *(variants or ()))
+    block = [axis for axis in grid.axes if axis.startswith(wiring)]
     names = named_values(labels or {}, grid.axes)
-    settings = product(*(grid.axes[axis] for axis in block))
-    counts = Counter(
-        variant(dict(zip(block, setting, strict=True)), {}, names, wiring) for setting in settings
-    )
-    name, count = counts.most_common(1)[0]
-    if count > 1:
-        yield (
-            f"{', '.join(labels)}: '{name}' would name {count} variants; expected another name for "
-            "each"
-        )
+    points = product(*(grid.axes[axis] for axis in block))
+    return [variant(dict(zip(block, point, strict=True)), {}, names, wiring) for point in points]
 
 
 def _factors(grid: GridSubject, factors: Any, _: Any) -> Iterator[str]:
@@ -459,11 +462,9 @@ def _factors(grid: GridSubject, factors: Any, _: Any) -> Iterator[str]:
 
 
 def _families(grid: GridSubject, families: Any, variants: Any, labels: Any) -> Iterator[str]:
-    wiring = (BLOCK, *(variants or ()))
-    block = [axis for axis in grid.axes if axis.startswith(wiring)]
+    block = [axis for axis in grid.axes if axis.startswith((BLOCK, *(variants or ())))]
     names = named_values(labels or {}, grid.axes)
-    settings = product(*(grid.axes[axis] for axis in block))
-    texts = [variant(dict(zip(block, point, strict=True)), {}, names, wiring) for point in settings]
+    texts = _variant_names(grid, variants, labels)
     texts += [label(value) for axis in block for value in grid.axes[axis]]
     texts += [name for axis in block for name in names.get(axis, {}).values()]
     for name, members in (families or {}).items():

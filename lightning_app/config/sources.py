@@ -122,31 +122,19 @@ class Written:
         field = match[1]
         # A part of a config raises "model.optimizer: lr -1.0: ...".
         part = re.match(r": (\w+)", mistake[match.end() :])
+        written = [(source, name) for source, names in self._sources for name in names]
         for key in ([f"{field}.{part[1]}"] if part else []) + [field]:
-            holding = [
-                source
-                for source, names in self._sources
-                if any(f"{key}.".startswith(f"{name}.") for name in names)
-            ]
+            holding = [source for source, name in written if f"{key}.".startswith(f"{name}.")]
             if holding:
                 return holding[-1]
-        # "model" alone begins messages about several fields, which the message names.
-        words = set(re.findall(r"\w+", mistake))
-        last = {
-            name: source
-            for source, names in self._sources
-            for name in names
-            if name.startswith(f"{field}.") and name.rpartition(".")[2] in words
-        }
-        if last and "." not in field:
-            sources = (source for source, _ in self._sources if source in last.values())
-            return ", ".join(dict.fromkeys(sources))
-        inside = dict.fromkeys(
-            source
-            for source, names in self._sources
-            if any(name.startswith(f"{field}.") for name in names)
-        )
-        return ", ".join(inside) if inside and "." in field else everything
+        inside = [(source, name) for source, name in written if name.startswith(f"{field}.")]
+        if "." in field:
+            sources = [source for source, _ in inside]
+        else:  # "model" alone begins messages about several fields, which the message names
+            words = set(re.findall(r"\w+", mistake))
+            last = {name: of for of, name in inside if name.rpartition(".")[2] in words}
+            sources = [source for source, _ in self._sources if source in last.values()]
+        return ", ".join(dict.fromkeys(sources)) or everything
 
     def _take(self, name: str, text: str | None) -> None:
         """Read an option of the command line."""

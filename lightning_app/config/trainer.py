@@ -25,7 +25,7 @@ Classes = ClassSpec | list[ClassSpec] | None
 class TrainerConfig:
     """The arguments of Lightning's Trainer, under its names.
 
-    The defaults are Lightning's, except `OWN_DEFAULTS`.
+    The defaults are Lightning's, except those of steps, validations, precision and samplers.
     """
 
     accelerator: str | ClassSpec = "auto"
@@ -163,15 +163,3 @@ def whole_batches(batches: int) -> str:
         f"{batches}; must be 1: the batch of a step is data.tokens_per_batch, so make "
         f"data.tokens_per_batch {batches} times as large"
     )
-
-
-OWN_DEFAULTS = {
-    "max_steps": 20000,
-    "precision": "32-true",
-    "log_every_n_steps": 50,
-    "val_check_interval": 1000,
-    "check_val_every_n_epoch": None,  # count validations in steps, across epochs
-    "num_sanity_val_steps": 0,
-    "use_distributed_sampler": False,  # our samplers distribute batches themselves
-}
-"""The fields whose defaults differ from Lightning's."""

@@ -40,12 +40,10 @@ def _canonical(node: Any) -> str:
         )
         return f"{type(node).__name__}({','.join(fields)})"
     if isinstance(node, list):
-        return (
-            f"[{','.join(_canonical(each) for each in node if not _is_idle(each))}]"  # docstrings
-        )
+        return f"[{','.join(_canonical(each) for each in node if not _is_idle(each))}]"
     return ascii(node)
 
 
-def _is_idle(node: Any) -> bool:
+def _is_idle(node: Any) -> bool:  # docstrings too
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return is_text or isinstance(node, ast.Pass)

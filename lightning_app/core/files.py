@@ -160,8 +160,7 @@ def check_seal(tree: Mapping[str, Any]) -> dict[str, str]:
         Damaged: if there is no seal, or the record was changed.
     """
     seal = tree.get(SEAL)
-    files = seal.get("files") if isinstance(seal, dict) else None
-    if not isinstance(seal, dict) or not isinstance(files, dict):
+    if not isinstance(seal, dict) or not isinstance(files := seal.get("files"), dict):
         raise Damaged(f"its {SEAL} is missing or damaged")
     body = {key: value for key, value in tree.items() if key != SEAL}
     if seal.get("sha256") != _content_digest(body, files):
@@ -223,10 +222,7 @@ def check_archive(path: Path) -> bool:
 def _digest(file: BufferedReader | BufferedRandom, size: int) -> str:
     digest = hashlib.sha256()
     file.seek(0)
-    while size > 0:
-        chunk = file.read(min(size, _CHUNK))
-        if not chunk:
-            break
+    while chunk := file.read(min(size, _CHUNK)):
         digest.update(chunk)
         size -= len(chunk)
     return digest.hexdigest()

@@ -3,7 +3,9 @@
 Fast to import: without torch.
 """
 
+import grp
 import os
+import pwd
 import stat
 from dataclasses import dataclass
 from importlib.resources import files
@@ -73,11 +75,6 @@ def check_own(path: Path) -> None:
     Raises:
         UserError: naming the file, and what would be right.
     """
-    if not hasattr(os, "getuid"):
-        return
-    import grp
-    import pwd
-
     trusted = {os.getuid(), 0, os.stat(__file__).st_uid}
     status = path.stat()
     for owner in (path.lstat().st_uid, status.st_uid):

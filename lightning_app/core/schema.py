@@ -6,7 +6,8 @@ Fast to import: without torch, and pydantic only once something is read.
 import ast
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import timedelta
@@ -138,6 +139,27 @@ def check_keys(kind: Any, tree: Mapping[str, Any], at: str = "") -> None:
             check_keys(hints[name], value, f"{at}.{name}" if at else name)
 
 
+_RANGES: Mapping[str, Callable[[float], bool]] = {
+    "at least 0": lambda x: x >= 0,
+    "at least 1": lambda x: x >= 1,
+    "above 0": lambda x: x > 0,
+    "a number above 0": lambda x: 0 < x < math.inf,
+    "at least 0 and less than 1": lambda x: 0 <= x < 1,
+}
+
+
+def check_range(config: object, words: str, *names: str) -> None:
+    """Refuse fields of a dataclass that are not in the range of these words; null always is.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not _RANGES[words](value):
+            raise ValueError(f"{name} {value}: must be {words}")
+
+
 def as_written(value: Any) -> str:
     """Format a value as in a file."""
     if isinstance(value, str):
@@ -174,12 +196,11 @@ def _words(kind: Any) -> Iterator[str]:
 
 
 def _json(tree: object, at: str) -> str:
-    where = at or "the config"
     try:
         return json.dumps(tree)
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"{where} holds a value that is no text, number, list or mapping ({error})"
+            f"{at or 'the config'} holds a value that is no text, number, list or mapping ({error})"
         ) from error
 
 
@@ -256,15 +277,12 @@ def _mistake(kind: Any, error: Any) -> _Mistake:
 
 def _key(path: list[str]) -> str:
     """Write a path as in messages: `data.columns`, `exclude entry 2.warmup`."""
-    return "".join(part if part.startswith(_ENTRY) else f".{part}" for part in path).removeprefix(
-        "."
-    )
+    dotted = "".join(part if part.startswith(_ENTRY) else f".{part}" for part in path)
+    return dotted.removeprefix(".")
 
 
 def _tag(kind: Any) -> str:
     """Return pydantic's name for a dataclass, list or mapping in a union."""
-    if is_dataclass(kind):
-        return getattr(kind, "__name__", "")
     origin = get_origin(kind)
     if origin in (list, dict):
         inner = [_tag(each).lower() if each is Any else _tag(each) for each in get_args(kind)]

@@ -117,6 +117,14 @@ class EpochSampler:
             yield epoch, rows
 
 
+Shuffle = tuple[int, int] | None  # (seed, epoch); None for the order of the text or of lengths
+
+
+def reshuffled(seed: int | None, batches: Callable[[Shuffle], list[np.ndarray]]) -> EpochSampler:
+    """Return batches in another order in every epoch, or always in the same if `seed` is None."""
+    return EpochSampler(lambda epoch: batches(None if seed is None else (seed, epoch)))
+
+
 def in_random_order(sampler: EpochSampler) -> EpochSampler:
     """Return the batches of an evaluation in a random order, the same in every run.
 

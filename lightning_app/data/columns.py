@@ -125,7 +125,6 @@ class SentencePairs(RowKind):
     unused = ("document_separator",)
 
     def languages(self, source: str, target: str) -> list[str]:
-        """Return both."""
         return [source, target]
 
     def usable(self, rows: Columns, split: str, max_ratio: float | None) -> tuple[Columns, Dropped]:
@@ -180,7 +179,6 @@ class LabelledTexts(RowKind):
 
     unit = "rows"
     predicted = "first"
-    unused = ("source_language", "max_length", "document_separator")
     strips = False  # a table row may end in empty columns
     beside = ("label",)
 
@@ -190,7 +188,6 @@ class LabelledTexts(RowKind):
         return {"rows, without their labels,": zip(*texts, strict=True)}
 
     def labels(self, rows: Columns, offsets: Offsets) -> Sequence[Any] | None:
-        """Return the numbers."""
         return rows["label"]
 
 
@@ -203,7 +200,6 @@ class Questions(RowKind):
 
     unit = "questions"
     predicted = "question"
-    unused = ("source_language", "max_length", "document_separator")
     strips = False
     beside = ("id", "answers", "starts", "article")
 

@@ -1,13 +1,14 @@
 """The section `data` of a config, with every default, and the files and the text of a corpus."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning_app.core.errors import UserError
 from lightning_app.core.registry import Registry
+from lightning_app.core.schema import as_written
 from lightning_app.data.columns import Columns, RowKind, row_kind
 from lightning_app.scores.task_facts import DEFAULT_TASK, TASKS
 
@@ -93,6 +94,7 @@ def split_sizes(counts: dict[str, int]) -> str:
     return " / ".join(f"{count:,}" for count in counts.values())
 
 
+HUB = "hf://"
 Lines = dict[str, dict[str, list[str]]]  # split -> column -> lines
 CORPORA: Registry[type["CorpusReader"]] = Registry("data.name")
 """The corpora by name; `CORPORA.register` is the decorator that adds one."""
@@ -203,58 +205,97 @@ class DataConfig:
         return row_kind(self.task, next_sentence=self.next_sentence)
 
     def __post_init__(self) -> None:
+        for key, why in self._mistakes(CORPORA[self.name]()):
+            value = as_written(getattr(self, key.rpartition(".")[2]))
+            raise UserError(f"{key} is {value}{why}")
+
+    def _mistakes(self, reader: "CorpusReader") -> Iterator[tuple[str, str]]:
+        """Yield each field with a wrong value, and why it is wrong."""
+        task = TASKS[self.task]
+        known, of_task = f"data.name '{self.name}'", f"data.task '{self.task}'"
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
-                raise UserError(
-                    f"data.{name} is {getattr(self, name)}; it must be at least {least}"
-                )
+                yield f"data.{name}", f"; it must be at least {least}"
         if not 0 < self.mask_probability < 1:
-            raise UserError(
-                f"data.mask_probability is {self.mask_probability}; it must be between 0 and 1"
-            )
+            yield "data.mask_probability", "; it must be between 0 and 1"
         if self.vocab_size is None and self.tokenizer not in EVERYTHING:
-            raise UserError(
-                f"data.vocab_size is null: that needs data.tokenizer 'word', not '{self.tokenizer}'"
-            )
+            yield "data.vocab_size", f": that needs data.tokenizer 'word', not '{self.tokenizer}'"
         if self.vocab_size is not None and self.tokenizer in ("char", "byte", "file"):
             has = "its own" if self.tokenizer == "file" else f"every {self.tokenizer}"
-            raise UserError(
-                f"data.vocab_size is {self.vocab_size}: data.tokenizer '{self.tokenizer}' has "
-                f"{has}, so it must be null"
-            )
-        self._check_stride()
-        self._check_order()
-        windows = TASKS[self.task].in_windows(self.next_sentence)
-        if windows and self.tokens_per_batch < self.window:
-            raise UserError(
-                f"data.tokens_per_batch is {self.tokens_per_batch}: a batch has whole windows, so "
-                f"it must be at least data.window {self.window}"
-            )
+            why = f": data.tokenizer '{self.tokenizer}' has {has}, so it must be null"
+            yield "data.vocab_size", why
+        if self.evaluation_stride is not None and not task.running_text:
+            why = f": {of_task} has no windows that could overlap, so it must be null"
+            yield "data.evaluation_stride", why
+        if self.evaluation_stride is not None and not 1 <= self.evaluation_stride <= self.window:
+            yield "data.evaluation_stride", f"; it must be from 1 to data.window {self.window}"
+        if self.order != "shuffled" and not task.running_text:
+            yield "data.order", f": {of_task} reads no running text, so it must be 'shuffled'"
+        if self.order == "streams" and self.evaluation_stride is not None:
+            why = ": windows of data.order 'streams' follow one another, so it must be null"
+            yield "data.evaluation_stride", why
+        if task.in_windows(self.next_sentence) and self.tokens_per_batch < self.window:
+            why = f": a batch has whole windows, so it must be at least data.window {self.window}"
+            yield "data.tokens_per_batch", why
         if self.vocab_size is not None and self.vocab_size < 6:
-            raise UserError(f"data.vocab_size is {self.vocab_size}; it must be at least 6")
-        reader = CORPORA[self.name]()
-        self._check_labels(reader)
-        self._check_division(reader)
-        self._check_whole_word()
-        self._check_ids(reader)
-        self._check_sentences(reader)
-        self._check_documents(reader)
-        if self.pairs and not reader.pairs:
-            fitting = " or ".join(
-                f"'{name}'" for name, task in TASKS.items() if not (task.pairs or task.labelled)
+            yield "data.vocab_size", "; it must be at least 6"
+        yield from self._label_mistakes(reader)
+        if self.train_from_dev is not None and not reader.divides_dev:
+            why = f": {known} does not divide its dev set, so it must be null"
+            yield "data.train_from_dev", why
+        if self.train_from_dev is not None and not 0 < self.train_from_dev < 1:
+            yield "data.train_from_dev", "; it must be between 0 and 1"
+        if self.whole_word and not task.masks:
+            yield "data.whole_word", f": {of_task} masks no words, so it must be false"
+        if self.whole_word and self.tokenizer not in ("bpe", "word"):
+            why = f": data.tokenizer '{self.tokenizer}' has no pieces of words; use 'bpe' or 'word'"
+            yield "data.whole_word", why
+        if (self.tokenizer == "file") != (self.tokenizer_file is not None):
+            yield (
+                "data.tokenizer_file",
+                f": data.tokenizer is '{self.tokenizer}'; 'file' needs a file, and no other kind "
+                "has one",
             )
-            raise UserError(
-                f"data.name '{self.name}' has one language: data.task must be {fitting}, "
-                f"not '{self.task}'"
+        kinds = ("ids", "file") if reader.holds_ids else ("bpe", "word", "char", "byte", "file")
+        if self.tokenizer not in kinds:
+            yield "data.tokenizer", f": {known} needs {' or '.join(map(repr, kinds))}"
+        if reader.holds_ids and not task.running_text:
+            why = f": model.objective.kind '{self.task}' reads no running text; use 'causal_lm'"
+            yield "data.name", why
+        if (self.next_sentence or task.labelled) and self.window < LEAST_PAIR:
+            yield "data.window", f": two texts and their 3 marks need at least {LEAST_PAIR}"
+        reads_documents = self.next_sentence or self.intra_document_masking
+        no_documents = reads_documents and reader.documents(self, ()) is None
+        if self.next_sentence and no_documents:
+            why = f": {known} has no documents, so it must be false"
+            yield "model.objective.next_sentence", why
+        read = task.running_text or self.next_sentence
+        if self.document_separator and not (reader.separated and read):
+            why = f": {known} and {of_task} have no such line, so it must be ''"
+            yield "data.document_separator", why
+        if "\n" in self.document_separator:
+            yield "data.document_separator", "; it must be one line"
+        if self.intra_document_masking and not task.running_text:
+            why = f": {of_task} does not read documents, so it must be false"
+            yield "data.intra_document_masking", why
+        if self.intra_document_masking and self.order == "streams":
+            yield (
+                "data.intra_document_masking",
+                ": data.order 'streams' reads a text across its documents, as the published "
+                "memories do, so it must be false",
             )
+        if self.intra_document_masking and no_documents:
+            why = f": {known} has no documents, so it must be false"
+            yield "data.intra_document_masking", why
         if self.vocabularies == "separate" and not self.pairs:
-            raise UserError(
-                f"data.vocabularies is 'separate': data.task '{self.task}' reads no pairs, so it "
-                "must be 'shared'"
-            )
+            yield "data.vocabularies", f": {of_task} reads no pairs, so it must be 'shared'"
         if self.root is None and reader.needs_root:
+            yield "data.root", f": {known} needs the folder of its files"
+        if self.pairs and not reader.pairs:
+            others = (f"'{name}'" for name, of in TASKS.items() if not (of.pairs or of.labelled))
             raise UserError(
-                f"data.root is null: data.name '{self.name}' needs the folder of its files"
+                f"{known} has one language: data.task must be {' or '.join(others)}, "
+                f"not '{self.task}'"
             )
         if self.pairs and self.source_language == self.target_language:
             raise UserError(
@@ -263,13 +304,10 @@ class DataConfig:
             )
         for side in ("source_language", "target_language"):
             if reader.languages and getattr(self, side) not in reader.languages:
-                known = " and ".join(map(repr, reader.languages))
-                raise UserError(
-                    f"data.{side} is '{getattr(self, side)}': data.name '{self.name}' has only "
-                    f"{known}"
-                )
+                languages = " and ".join(map(repr, reader.languages))
+                yield f"data.{side}", f": {known} has only {languages}"
 
-    def _check_labels(self, reader: "CorpusReader") -> None:
+    def _label_mistakes(self, reader: "CorpusReader") -> Iterator[tuple[str, str]]:
         labelled = TASKS[self.task].labelled
         if bool(labelled) != bool(reader.labels_of):
             has, needs = ("labels", "no labels") if reader.labels_of else ("no labels", "labels")
@@ -283,124 +321,18 @@ class DataConfig:
                 f"'{reader.labels_of}', not of '{self.task}'"
             )
         if self.init_from is not None and not labelled:
-            raise UserError(
-                f"model.init_from is '{self.init_from}': model.objective.kind '{self.task}' trains "
-                "from its own initial values, so it must be null"
-            )
+            why = f": model.objective.kind '{self.task}' trains from its own initial values, so it "
+            yield "model.init_from", f"{why}must be null"
 
-    def _check_division(self, reader: "CorpusReader") -> None:
-        if self.train_from_dev is None:
-            return
-        if not reader.divides_dev:
-            raise UserError(
-                f"data.train_from_dev is {self.train_from_dev}: data.name '{self.name}' does not "
-                "divide its dev set, so it must be null"
-            )
-        if not 0 < self.train_from_dev < 1:
-            raise UserError(
-                f"data.train_from_dev is {self.train_from_dev}; it must be between 0 and 1"
-            )
 
-    def _check_whole_word(self) -> None:
-        if not self.whole_word:
-            return
-        if not TASKS[self.task].masks:
-            raise UserError(
-                f"data.whole_word is true: data.task '{self.task}' masks no words, so it "
-                "must be false"
-            )
-        if self.tokenizer not in ("bpe", "word"):
-            raise UserError(
-                f"data.whole_word is true: data.tokenizer '{self.tokenizer}' has no pieces of "
-                "words; use 'bpe' or 'word'"
-            )
+def repository(config: DataConfig, home: str) -> str:
+    """Return the dataset on the hub that `data.root` names, else `home`."""
+    return config.root.removeprefix(HUB) if config.root else home
 
-    def _check_ids(self, reader: "CorpusReader") -> None:
-        if (self.tokenizer == "file") != (self.tokenizer_file is not None):
-            raise UserError(
-                f"data.tokenizer_file is {self.tokenizer_file}: data.tokenizer is "
-                f"'{self.tokenizer}'; 'file' needs a file, and no other kind has one"
-            )
-        kinds = ("ids", "file") if reader.holds_ids else ("bpe", "word", "char", "byte", "file")
-        if self.tokenizer not in kinds:
-            raise UserError(
-                f"data.tokenizer is '{self.tokenizer}': data.name '{self.name}' needs "
-                f"{' or '.join(map(repr, kinds))}"
-            )
-        if reader.holds_ids and not TASKS[self.task].running_text:
-            raise UserError(
-                f"data.name is '{self.name}': model.objective.kind '{self.task}' reads no running "
-                "text; use 'causal_lm'"
-            )
 
-    def _check_sentences(self, reader: "CorpusReader") -> None:
-        if (self.next_sentence or TASKS[self.task].labelled) and self.window < LEAST_PAIR:
-            raise UserError(
-                f"data.window is {self.window}: two texts and their 3 marks need at least "
-                f"{LEAST_PAIR}"
-            )
-        if self.next_sentence and reader.documents(self, ()) is None:
-            raise UserError(
-                f"model.objective.next_sentence is true: data.name '{self.name}' has no documents, "
-                "so it must be false"
-            )
-
-    def _check_documents(self, reader: "CorpusReader") -> None:
-        read = TASKS[self.task].running_text or self.next_sentence
-        if self.document_separator and not (reader.separated and read):
-            raise UserError(
-                f"data.document_separator is '{self.document_separator}': data.name '{self.name}' "
-                f"and data.task '{self.task}' have no such line, so it must be ''"
-            )
-        if "\n" in self.document_separator:
-            raise UserError(
-                f"data.document_separator is {self.document_separator!r}; it must be one line"
-            )
-        if not self.intra_document_masking:
-            return
-        if not TASKS[self.task].running_text:
-            raise UserError(
-                f"data.intra_document_masking is true: data.task '{self.task}' does not read "
-                "documents, so it must be false"
-            )
-        if self.order == "streams":
-            raise UserError(
-                "data.intra_document_masking is true: data.order 'streams' reads a text across "
-                "its documents, as the published memories do, so it must be false"
-            )
-        if reader.documents(self, ()) is None:
-            raise UserError(
-                f"data.intra_document_masking is true: data.name '{self.name}' has no documents, "
-                "so it must be false"
-            )
-
-    def _check_stride(self) -> None:
-        if self.evaluation_stride is None:
-            return
-        if not TASKS[self.task].running_text:
-            raise UserError(
-                f"data.evaluation_stride is {self.evaluation_stride}: data.task '{self.task}' has "
-                f"no windows that could overlap, so it must be null"
-            )
-        if not 1 <= self.evaluation_stride <= self.window:
-            raise UserError(
-                f"data.evaluation_stride is {self.evaluation_stride}; it must be from 1 to "
-                f"data.window {self.window}"
-            )
-
-    def _check_order(self) -> None:
-        if self.order == "shuffled":
-            return
-        if not TASKS[self.task].running_text:
-            raise UserError(
-                f"data.order is '{self.order}': data.task '{self.task}' reads no running text, so "
-                f"it must be 'shuffled'"
-            )
-        if self.order == "streams" and self.evaluation_stride is not None:
-            raise UserError(
-                f"data.evaluation_stride is {self.evaluation_stride}: windows of data.order "
-                f"'streams' follow one another, so it must be null"
-            )
+def hub_name(config: DataConfig, home: str) -> str:
+    """Return the folder of a download from the hub: from `data.root` or the public dataset."""
+    return f"{config.name}-{repository(config, home).replace('/', '--')}"
 
 
 class CorpusReader:
@@ -413,6 +345,7 @@ class CorpusReader:
         pairs: Whether it can provide pairs of a source and a target line.
         needs_root: Whether `data.root` must name its folder, since it has no public download.
         folder: The name of its folder below $LIGHTNING_APP_DATA; empty if it has none there.
+        hub: The dataset on the hub from which it is downloaded; empty if it is not from there.
         parallel: Whether line n of one file of a split belongs to line n of the others.
         tokenized: Whether words and punctuation are separated by spaces.
         separated: Whether `data.document_separator` marks the ends of its documents.
@@ -426,6 +359,7 @@ class CorpusReader:
     pairs: ClassVar[bool] = True
     needs_root: ClassVar[bool] = True
     folder: ClassVar[str] = ""
+    hub: ClassVar[str] = ""
     parallel: ClassVar[bool] = True
     tokenized: ClassVar[bool] = False
     separated: ClassVar[bool] = False
@@ -447,6 +381,8 @@ class CorpusReader:
         Raises:
             UserError: if the corpus has no public download.
         """
+        if self.hub:
+            return hub_name(config, self.hub)
         raise UserError(
             f"data.root is '{config.root}': data.name '{config.name}' reads local folders only"
         )

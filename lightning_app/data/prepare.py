@@ -18,7 +18,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -112,15 +112,8 @@ _KEY = (
     *("document_separator", "next_sentence", "train_from_dev", "vocabularies"),
 )
 _CODE = (
-    "columns.py",
-    "config.py",
-    "moses.py",
-    "prepare.py",
-    "../scores/offsets.py",
-    "sources.py",
-    "synthetic.tsv.xz",
-    "tokenizer.py",
-    "tokens.py",
+    *("columns.py", "config.py", "moses.py", "prepare.py", "../scores/offsets.py"),
+    *("sources.py", "synthetic.tsv.xz", "tokenizer.py", "tokens.py"),
 )
 
 
@@ -246,8 +239,8 @@ def find(config: DataConfig) -> PreparedCorpus | None:
 
 
 def _folder(config: DataConfig, source: Source) -> Path:
-    fields = asdict(config)
-    fields |= dict.fromkeys(config.rows.unused)
+    fields = asdict(config) | dict.fromkeys(config.rows.unused)
+    parent = None if config.init_from is None else find_parent(config.init_from)
     code = importlib.resources.files("lightning_app.data")
     made_of = {
         "config": {key: fields[key] for key in (*_KEY, "max_length")},
@@ -257,7 +250,8 @@ def _folder(config: DataConfig, source: Source) -> Path:
             *(sha256_of((code / name).read_bytes()) for name in _CODE),
             sha256_of(Path(inspect.getfile(CORPORA[config.name])).read_bytes()),
         ],
-        "tokenizer": _given_tokenizer(config),
+        # That of another run; the digest of the corpus has that of a ready one.
+        "tokenizer": parent and sha256_of(parent.tokenizer.read_bytes()),
         "sentencepiece": importlib.metadata.version("sentencepiece"),
     }
     # The whole source of the reader, not only its file, and as it was when it was loaded.
@@ -266,13 +260,6 @@ def _folder(config: DataConfig, source: Source) -> Path:
     text = json.dumps(made_of, sort_keys=True)
     checksum = hashlib.sha256(text.encode()).hexdigest()[:16]
     return sources.cache_root(config) / f"{config.name}-{checksum}"
-
-
-def _given_tokenizer(config: DataConfig) -> str | None:
-    """The digest of the tokenizer of another run; that of the corpus has that of a ready one."""
-    if config.init_from is None:
-        return None
-    return sha256_of(find_parent(config.init_from).tokenizer.read_bytes())
 
 
 _HEADER = 256  # numbers of 32 bits, of which three are used: magic, version, number of ids
@@ -408,9 +395,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
             if name not in kind.beside:
                 yield from column
 
-    def train() -> bytes:
-        return tokenizer.train(training_lines, config.tokenizer, config.vocab_size)
-
+    train = partial(tokenizer.train, training_lines, config.tokenizer, config.vocab_size)
     trained = _model(folder, config, train)
     encoded = {
         split: {
@@ -583,22 +568,16 @@ def _label_counts(labels: np.ndarray) -> str:
     return f"{', '.join(shares)}, of valid"
 
 
-def _ids_of_source(meta: dict[str, Any]) -> str:
-    return f"{meta['source_vocab_size']:,} of source, " if "source_vocab_size" in meta else ""
-
-
 def corpus_summary(corpus: PreparedCorpus, tokens_per_batch: int) -> str:
     """Return the output of `ablate prepare`: pairs, drops, tokens, unknown rate, padding, path."""
     meta = corpus.meta
     kind = row_kind(meta["task"], next_sentence=meta["next_sentence"])
-    rows = [
-        ("corpus", meta["protocol"]),
-        (
-            "tokenizer",
-            f"{meta['tokenizer']}, {meta['vocab_size']:,} ids, {_ids_of_source(meta)}"
-            f"sha256 {meta['tokenizer_sha256'][:16]}",
-        ),
-    ]
+    ids = f"{meta['vocab_size']:,} ids"
+    if "source_vocab_size" in meta:
+        ids += f", {meta['source_vocab_size']:,} of source"
+    digest = meta["tokenizer_sha256"][:16]
+    rows = [("corpus", meta["protocol"])]
+    rows.append(("tokenizer", f"{meta['tokenizer']}, {ids}, sha256 {digest}"))
     if meta["tokenizer"] == "file":  # that its ids are those of this tokenizer is for the eye
         text = corpus.tokenizer.decode(corpus.ids("valid", kind.predicted)[:50])
         rows.append(("", f"valid begins {text[:60]!r}"))

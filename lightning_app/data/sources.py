@@ -14,7 +14,6 @@ one sentence per line is read as it is written. An abbreviation before a name sp
 two. Next sentence prediction does not mind: it needs contiguous pieces of text, not grammar.
 """
 
-import errno
 import gzip
 import hashlib
 import http.client
@@ -37,16 +36,18 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 
 from lightning_app.core.errors import UserError
-from lightning_app.core.files import free_name
+from lightning_app.core.files import free_name, output_folder, sha256_of
 from lightning_app.data.columns import Columns
 from lightning_app.data.config import (
     CORPORA,
+    HUB,
     Corpus,
     CorpusReader,
     DataConfig,
     Lines,
     Source,
     Splits,
+    repository,
     split_sizes,
 )
 from lightning_app.data.tokens import TokenFiles
@@ -78,7 +79,7 @@ def digest_of(folder: Path, without: str) -> str:
     """Return the SHA-256 of the list of `folder` without the line of the file `without`."""
     lines = (folder / LIST).read_bytes().splitlines(keepends=True)
     ending = f" {without}\n".encode()
-    return hashlib.sha256(b"".join(line for line in lines if not line.endswith(ending))).hexdigest()
+    return sha256_of(b"".join(line for line in lines if not line.endswith(ending)))
 
 
 def _render(folder: Path) -> bytes:
@@ -138,9 +139,6 @@ def sentences_of(
     return Sentences(sentences, documents, without)
 
 
-_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
-
-
 def complete(
     folder: Path, make: Callable[[Path], None], find_damage: Callable[[Path], str | None]
 ) -> Path:
@@ -163,18 +161,12 @@ def complete(
         return folder
     above = folder.parent
     try:
-        above.mkdir(parents=True, exist_ok=True)
-        # in a read-only folder the lock would wait forever
-        probe = above / f".{folder.name}.{os.getpid()}"
-        probe.touch()
-        probe.unlink(missing_ok=True)  # containers sharing the folder use the same process ids
-    except OSError as error:
-        if error.errno not in _NOT_OURS:
-            raise
+        with output_folder(above):  # in a read-only folder the lock would wait forever
+            pass
+    except UserError as error:
         why = f"{folder}: damaged: {damage}; " if damage else ""
         raise UserError(
-            f"{why}{above}: cannot be written to ({error.strerror}); give another folder as "
-            f"data.cache or LIGHTNING_APP_CACHE"
+            f"{why}{error}; give another folder as data.cache or LIGHTNING_APP_CACHE"
         ) from error
     with FileLock(above / f"{folder.name}.lock"):
         if folder.is_dir():
@@ -201,7 +193,6 @@ def complete(
     return folder
 
 
-HUB = "hf://"
 HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 NOTES = "protocol.txt"
 TIMEOUT = 60  # seconds without an answer
@@ -231,12 +222,7 @@ def fetch(config: DataConfig, downloads: Path) -> Path:
         CORPORA[config.name]().download(config, partial)
         write_list(partial)
 
-    return complete(place(config, downloads), make, _damage)
-
-
-def _damage(folder: Path) -> str | None:
-    """Return the damage of a download; an old one without digests cannot be checked."""
-    return find_damage(folder) if (folder / LIST).exists() else None
+    return complete(place(config, downloads), make, find_damage)
 
 
 def get(config: DataConfig, url: str) -> bytes:
@@ -254,11 +240,6 @@ def get(config: DataConfig, url: str) -> bytes:
             f"data.name '{config.name}': cannot download {url} ({reason}); give its folder as "
             f"data.root, or the folder above it as LIGHTNING_APP_DATA"
         ) from error
-
-
-def hub_name(config: DataConfig, home: str) -> str:
-    """Return the folder of a download from the hub: from `data.root` or the public dataset."""
-    return f"{config.name}-{_repository(config, home).replace('/', '--')}"
 
 
 def load_from_hub(
@@ -283,19 +264,15 @@ def load_from_hub(
     # Not tested with the real hub, only with a replacement of `load_dataset`.
     import datasets
 
-    repository = _repository(config, home)
+    source = repository(config, home)
     try:
-        loaded: Any = datasets.load_dataset(repository, name=name, revision=revision)
+        loaded: Any = datasets.load_dataset(source, name=name, revision=revision)
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"data.name '{config.name}': cannot load {HUB}{repository} ({error}); give its folder "
+            f"data.name '{config.name}': cannot load {HUB}{source} ({error}); give its folder "
             f"as data.root, or the folder above it as LIGHTNING_APP_DATA"
         ) from error
     return {split: loaded[theirs] for split, theirs in splits.items()}
-
-
-def _repository(config: DataConfig, home: str) -> str:
-    return config.root.removeprefix(HUB) if config.root else home
 
 
 def write_lines(path: Path, lines: Iterable[str], *, strips: bool = True) -> None:
@@ -317,8 +294,7 @@ class GeneratedCorpus(CorpusReader):
 
     def digest(self, config: DataConfig) -> str:
         """Return a SHA-256 that changes with the text and is part of an experiment's id."""
-        text = json.dumps(self.generate(config), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return sha256_of(json.dumps(self.generate(config), sort_keys=True).encode())
 
 
 SUFFIXES = ("", ".gz", ".xz")
@@ -372,8 +348,8 @@ def locate(config: DataConfig) -> Source:
         hint = _DIVIDES if split == "train" and reader.divides_dev else ""
         columns[split] = {column: _find(root, *names[column], hint=hint) for column in names}
         raw = f"{stem}.raw.{config.target_language}"
-        if config.pairs and split != "train" and _exists(root, raw):
-            references[split] = _find(root, raw)
+        if config.pairs and split != "train" and (path := _found(root, raw)):
+            references[split] = path
     notes = root / NOTES
     return Source(columns=columns, references=references, notes=notes if notes.is_file() else None)
 
@@ -417,10 +393,10 @@ def corpus_digest(config: DataConfig, fetch: bool = True) -> str | None:
     else:
         digests = locate(config).digests()
         digests.pop("notes", None)
-        digest = hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+        digest = sha256_of(json.dumps(sorted(digests.items())).encode())
     if config.tokenizer_file is None:
         return digest
-    return hashlib.sha256(given_tokenizer(config).read_bytes() + digest.encode()).hexdigest()
+    return sha256_of(given_tokenizer(config).read_bytes() + digest.encode())
 
 
 def given_tokenizer(config: DataConfig) -> Path:
@@ -453,7 +429,7 @@ def _is_here(config: DataConfig) -> bool:
     if _local_root(config) is not None:
         return True
     folder = place(config, cache_root(config) / "downloads")
-    return folder.is_dir() and _damage(folder) is None
+    return folder.is_dir() and find_damage(folder) is None
 
 
 def _root(config: DataConfig) -> Path:
@@ -484,19 +460,17 @@ def _has_test(root: Path, config: DataConfig) -> bool:
     if isinstance(reader, TokenFiles):
         return "test" in reader.find(config, root).columns
     names = reader.file_names(config, config.splits.test).values()
-    return any(_exists(root, name) for of in names for name in of)
+    return any(_found(root, *of) for of in names)
 
 
-def _exists(root: Path, name: str) -> bool:
-    return any((root / (name + suffix)).is_file() for suffix in SUFFIXES)
+def _found(root: Path, *names: str) -> Path | None:
+    paths = (root / (name + suffix) for name in names for suffix in SUFFIXES)
+    return next(filter(Path.is_file, paths), None)
 
 
 def _find(root: Path, *names: str, hint: str = "") -> Path:
-    for name in names:
-        for suffix in SUFFIXES:
-            path = root / (name + suffix)
-            if path.is_file():
-                return path
+    if path := _found(root, *names):
+        return path
     wanted = " or ".join(f"{name}[.gz|.xz]" for name in names)
     raise UserError(
         f"data.root: {root} has no file {wanted}; data.splits names the stem of each split{hint}"

@@ -92,11 +92,9 @@ class Pieces(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, the five special ones included."""
         return self._model.get_piece_size()
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one line, without BOS and EOS."""
         return self._model.encode(text)
 
     def encode_lines(self, lines: list[str]) -> list[list[int]]:
@@ -127,13 +125,11 @@ class Pieces(Tokenizer):
         return found
 
     def offsets(self, text: str) -> "PieceOffsets":
-        """Return the ids of `encode` with the characters that each of them covers."""
         from lightning_app.scores.offsets import piece_offsets
 
         return piece_offsets(self._model, text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; special ids other than UNK are dropped."""
         return self._model.decode([int(i) for i in ids if i == UNK or i >= SPECIALS])
 
 
@@ -142,11 +138,9 @@ class Bytes(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, the five special ones included."""
         return SPECIALS + 256
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one line, without BOS and EOS."""
         return [SPECIALS + byte for byte in text.encode()]
 
     def offsets(self, text: str) -> "PieceOffsets":
@@ -187,15 +181,12 @@ class Ready(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, the five special ones included."""
         return SPECIALS + self._size
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one line, without BOS and EOS."""
         return [SPECIALS + id_ for id_ in self._encode(text)[0]]
 
     def offsets(self, text: str) -> "PieceOffsets":
-        """Return the ids of `encode` with the characters that each of them covers."""
         from lightning_app.scores.offsets import PieceOffsets
 
         ids, begins, ends = (np.array(each, dtype=np.int64) for each in self._encode(text))
@@ -210,7 +201,6 @@ class Ready(Tokenizer):
         return PieceOffsets(text, SPECIALS + ids, begins, ends)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids` without the special ones."""
         return self._decode([int(i) - SPECIALS for i in ids if i >= SPECIALS])
 
 
@@ -252,12 +242,10 @@ class Side(Tokenizer):
 
     @property
     def source(self) -> Tokenizer:
-        """The tokenizer of source texts."""
         return self._source or self
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, the five special ones included."""
         return len(self._kept)
 
     def narrowed(self, ids: Sequence[int]) -> list[int]:
@@ -265,16 +253,13 @@ class Side(Tokenizer):
         return self._ids[ids].tolist() if len(ids) else []
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one line, without BOS and EOS."""
         return self.narrowed(self._whole.encode(text))
 
     def offsets(self, text: str) -> "PieceOffsets":
-        """Return the ids of `encode` with the characters that each of them covers."""
         found = self._whole.offsets(text)
         return replace(found, ids=self._ids[found.ids])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; special ids other than UNK are dropped."""
         return self._whole.decode(self._kept[int(id_)] for id_ in ids)
 
 

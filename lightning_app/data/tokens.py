@@ -19,7 +19,6 @@ class TokenFiles(CorpusReader):
     holds_ids = True
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
-        """Return the name of a single file."""
         return {"text": (f"{stem}.bin",)}
 
     def find(self, config: DataConfig, root: Path) -> Source:

@@ -42,11 +42,9 @@ class AuxiliarySpec:
     own_tables: bool = False
 
     def __post_init__(self) -> None:
-        weights = {"intermediate_weight": self.intermediate}
-        weights["second_target_weight"] = self.second_target
-        for name, weight in weights.items():
-            if not (math.isfinite(weight) and weight >= 0.0):
-                raise ValueError(f"{name} {weight}: must be at least 0; 0 means none")
+        for name in ("intermediate", "second_target"):
+            if not 0.0 <= (weight := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name}_weight {weight}: must be at least 0; 0 means none")
         if self.own_tables and not self.intermediate:
             raise ValueError(
                 "auxiliary_tables own: is for intermediate layers, but intermediate_weight is 0; "
@@ -66,23 +64,18 @@ class AuxiliarySpec:
         Raises:
             UserError: naming field, value and what would be right.
         """
-        if self.intermediate and spec.depth == 1:
-            raise UserError(
-                f"model.objective.intermediate_weight: {self.intermediate}, and {stack}_depth 1 "
-                "has no layer below the last; a depth of at least 2, or weight 0"
-            )
-        if self.intermediate and spec.halting is not None:
-            raise UserError(
-                f"model.objective.intermediate_weight: {self.intermediate} with "
-                "model.block.halting: a token predicts from the average of its steps, not from a "
-                "layer; weight 0, or no halting"
-            )
-        if self.intermediate and spec.rule not in (PLAIN, DUAL):
-            raise UserError(
-                f"model.objective.intermediate_weight: {self.intermediate} with model.block.stream "
-                f"{spec.rule}: it has weights for the end of the stack only; weight 0, or another "
-                "stream"
-            )
+        why = ""
+        if spec.depth == 1:
+            why = f", and {stack}_depth 1 has no layer below the last; a depth of at least 2, or "
+            why += "weight 0"
+        elif spec.halting is not None:
+            why = " with model.block.halting: a token predicts from the average of its steps, not "
+            why += "from a layer; weight 0, or no halting"
+        elif spec.rule not in (PLAIN, DUAL):
+            why = f" with model.block.stream {spec.rule}: it has weights for the end of the stack "
+            why += "only; weight 0, or another stream"
+        if self.intermediate and why:
+            raise UserError(f"model.objective.intermediate_weight: {self.intermediate}{why}")
         if self.intermediate and not bounded:
             raise UserError(STEPS_UNKNOWN)
         if self.second_target and stack == "encoder":
@@ -223,18 +216,12 @@ class AuxiliaryHeads(nn.Module, AuxiliaryTerms):
         (below, ahead), self._scored = self._scored, None
         terms: dict[str, Term] = {}
         if self.spec.intermediate:
-            below = below + self._zero(below)
+            if torch.distributed.is_initialized():
+                below = below + sum(part.flatten()[:0].sum() for part in self._idle())
             terms["intermediate"] = Term(below, self.spec.intermediate, over_tokens=True)
         if self.spec.second_target:
             terms["second_target"] = Term(ahead, self.spec.second_target, over_tokens=True)
         return terms
-
-    def _zero(self, like: Tensor) -> Tensor:
-        zero = like.new_zeros(())
-        if torch.distributed.is_initialized():
-            for parameter in self._idle():
-                zero = zero + parameter.flatten()[:0].sum()
-        return zero
 
     def _idle(self) -> Iterator[nn.Parameter]:
         stopped = set(range(1, len(self.norms) + 1)) - set(self.active)

@@ -118,8 +118,23 @@ class MaskedStates(NamedTuple):
     first: Float[Tensor, "batch model"] | None
 
 
+class _Encoder(nn.Module):
+    """A stack that reads whole rows."""
+
+    def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
+        super().__init__()
+        self.pad = embedding.pad
+        self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
+        known = replace(sizes, vocabulary=embedding.vocab_size)
+        self.encoder = BlockStack(encoder, known, embedding.positions)
+
+    def present(self, tokens: PerToken, *_: Any) -> dict[str, Bool[Tensor, "batch token"]]:
+        """Return which tokens of each stack are not padding, from the inputs of `forward`."""
+        return {"encoder": tokens != self.pad}
+
+
 @final
-class MaskedLanguageModel(nn.Module):
+class MaskedLanguageModel(_Encoder):
     """An encoder that predicts masked tokens (Devlin et al. 2019, 1810.04805).
 
     The head is ``E N(gelu(W h + b)) + c`` at the predicted positions only; E is the embedding.
@@ -129,23 +144,13 @@ class MaskedLanguageModel(nn.Module):
     """
 
     def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
-        super().__init__()
-        self.pad = embedding.pad
-        self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
-        known = replace(sizes, vocabulary=embedding.vocab_size)
-        self.encoder = BlockStack(encoder, known, embedding.positions)
+        super().__init__(encoder, sizes, embedding)
         self.transform = Linear(sizes.model_dim, sizes.model_dim)
         self.norm = build_norm("layer_norm", sizes.model_dim)
         self.output_bias = nn.Parameter(torch.zeros(embedding.vocab_size))
         self.auxiliary: AuxiliaryHeads | None = None  # created by `add_heads`
         self.next_sentence: NextSentenceHead | None = None  # created by `add_next_sentence`
         initialize(self)
-
-    def present(
-        self, tokens: PerToken, positions: Predicted, segments: PerToken | None = None
-    ) -> dict[str, Bool[Tensor, "batch token"]]:
-        """Return which tokens of each stack are not padding, from the inputs of `forward`."""
-        return {"encoder": tokens != self.pad}
 
     def forward(
         self, tokens: PerToken, positions: Predicted, segments: PerToken | None = None
@@ -201,7 +206,7 @@ STD, CUT = 0.02, 2.0
 code."""
 
 
-class _TextEncoder(nn.Module):
+class _TextEncoder(_Encoder):
     """An encoder of rows of one or two texts, whose subclass has the layer `output`.
 
     Rows have padding on the right, which no token sees.
@@ -210,23 +215,13 @@ class _TextEncoder(nn.Module):
     output: Linear
 
     def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
-        super().__init__()
-        self.pad = embedding.pad
-        self.embedding = Embedding(embedding, sizes.model_dim, sizes.dropout)
+        super().__init__(encoder, sizes, embedding)
         self.embedding.segments = SegmentTable(sizes.model_dim)
         self.embedding.logit_scale = None  # there are no scores over the vocabulary
-        known = replace(sizes, vocabulary=embedding.vocab_size)
-        self.encoder = BlockStack(encoder, known, embedding.positions)
 
     def _initialize(self) -> None:
         initialize(self)
         nn.init.trunc_normal_(self.output.weight, std=STD, a=-CUT * STD, b=CUT * STD)
-
-    def present(
-        self, tokens: PerToken, segments: PerToken
-    ) -> dict[str, Bool[Tensor, "batch token"]]:
-        """Return which tokens of each stack are not padding, from the inputs of `forward`."""
-        return {"encoder": tokens != self.pad}
 
 
 @final

@@ -29,6 +29,7 @@ from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.blocks.steps import Halting
 from lightning_app.blocks.streams import Stream
 from lightning_app.core.errors import UserError
+from lightning_app.core.schema import check_range
 from lightning_app.models.auxiliary_heads import AuxiliaryHeads
 from lightning_app.models.encoder_heads import MaskedLanguageModel
 from lightning_app.models.initialization import INITIALS, initial_values, initialize
@@ -215,43 +216,29 @@ class ArchitectureConfig:
     one name, size and rule start equal in every variant."""
 
     def __post_init__(self) -> None:
-        if self.logit_cap is not None and not 0.0 < self.logit_cap < math.inf:
-            raise ValueError(f"logit_cap {self.logit_cap}: must be a number above 0; null: none")
-        for name in ("model_dim", "ff_dim", "num_heads", "max_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)}: must be at least 1")
-        if self.clamp_length is not None:
-            if self.clamp_length < 1:
-                raise ValueError(f"clamp_length {self.clamp_length}: must be at least 1")
-            if not self.order().clamps:
-                raise ValueError(
-                    f"clamp_length {self.clamp_length} with positions {self.positions}, which have "
-                    "no term of distances; take relative or relative_untied, or leave it out"
-                )
-        for name in ("dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(
-                    f"{name} {getattr(self, name)}: must be at least 0 and less than 1"
-                )
+        check_range(self, "at least 1", "model_dim", "ff_dim", "num_heads", "max_positions")
+        check_range(self, "at least 1", "clamp_length", "base_width")
+        check_range(self, "at least 0 and less than 1", "dropout", "attention_dropout")
+        check_range(self, "a number above 0", "logit_cap", "norm_eps", "initial_std")
+        if self.clamp_length is not None and not self.order().clamps:
+            raise ValueError(
+                f"clamp_length {self.clamp_length} with positions {self.positions}, which have "
+                "no term of distances; take relative or relative_untied, or leave it out"
+            )
         if not math.isfinite(self.activation_slope):
             raise ValueError(f"activation_slope {self.activation_slope}: must be a finite number")
         _ = ACTIVATIONS[self.activation]
         NORM_KINDS.require(self.embedding_norm, "model.architecture.embedding_norm")
         INITIALS.require(self.initial, "model.architecture.initial")
-        for name in ("norm_eps", "initial_std"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} {getattr(self, name)}: must be a number above 0")
         by_shape = self.initial in ("xavier", "fairseq")
         if by_shape and self.initial_std != 0.02:
-            message = f"initial_std {self.initial_std} with initial {self.initial}: leave it out"
-            raise ValueError(message)
+            std = self.initial_std
+            raise ValueError(f"initial_std {std} with initial {self.initial}: leave it out")
         if (self.parametrization == "mup") != (self.base_width is not None):
             raise ValueError(
                 f"base_width {self.base_width} with parametrization {self.parametrization}: mup "
                 "needs a width, at which its factors are 1; standard takes none"
             )
-        if self.base_width is not None and self.base_width < 1:
-            raise ValueError(f"base_width {self.base_width}: must be at least 1")
         if self.base_width and (by_shape or self.embedding_scale != "none"):
             raise ValueError(
                 f"parametrization mup with initial {self.initial} and embedding_scale "

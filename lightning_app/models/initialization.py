@@ -20,12 +20,7 @@ from lightning_app.blocks.norm import LearnedScalars
 from lightning_app.blocks.residual import LearnedGain, Residual
 from lightning_app.blocks.steps import Halting
 from lightning_app.core.registry import Registry
-from lightning_app.models.positions import (
-    Embedding,
-    LearnedTable,
-    OutputTable,
-    SegmentTable,
-)
+from lightning_app.models.positions import Embedding, LearnedTable, OutputTable, SegmentTable
 from lightning_app.models.stack import BlockStack, stacks
 
 _DRAWS = (torch.Tensor.normal_, torch.Tensor.uniform_)
@@ -380,10 +375,7 @@ class _Pass:
             variance = omega**2 * self.variance(x, stack) + self.variance(self.added, stack)
             self.omega[stack] = variance.sqrt()
 
-        return [
-            branch.register_forward_hook(see_branch),
-            skip.register_forward_pre_hook(set_skip),
-        ]
+        return [branch.register_forward_hook(see_branch), skip.register_forward_pre_hook(set_skip)]
 
     def variance(self, x: Float[Tensor, "batch token model"], stack: str) -> Float[Tensor, ""]:
         """Return the variance of all entries at real tokens, over all ranks."""

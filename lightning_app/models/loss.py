@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_app.blocks.kernels.stored import no_second_derivative
 from lightning_app.blocks.linear import is_followed, linear, product, takes_onednn
 from lightning_app.blocks.streams import Stream
+from lightning_app.core.schema import check_range
 from lightning_app.models.auxiliary_heads import AuxiliarySpec
 from lightning_app.models.positions import capped
 from lightning_app.models.search import SearchConfig
@@ -54,24 +55,16 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         _ = TASKS[self.kind]
-        if not 0.0 <= self.smoothing < 1.0:
-            raise ValueError(
-                f"label_smoothing {self.label_smoothing}: must be at least 0 and less than 1"
-            )
+        check_range(self, "at least 0 and less than 1", "label_smoothing")
+        check_range(self, "at least 0", "validation_bleu")
         if not 0.0 <= self.z_loss < math.inf:
             raise ValueError(f"z_loss {self.z_loss}: must be a number of at least 0")
-        self.auxiliary()
+        _ = self.auxiliary(), self.search()  # they check their values
         if self.next_sentence and not TASKS[self.kind].masks:
             raise ValueError(
                 f"next_sentence true: only kind masked_lm has it; kind {self.kind} takes false"
             )
         self._check_labels()
-        if self.validation_bleu < 0:
-            raise ValueError(
-                f"validation_bleu {self.validation_bleu}: must be at least 0 sentences"
-            )
-        if self.beam < 1:
-            raise ValueError(f"beam {self.beam}: must be at least 1, which is greedy search")
 
     def _check_labels(self) -> None:
         if not TASKS[self.kind].labelled:

@@ -12,6 +12,7 @@ from lightning_app.blocks.block import Block
 from lightning_app.blocks.norm import LearnedScalars, after_steps
 from lightning_app.core.errors import UserError, nearest
 from lightning_app.core.registry import Registry
+from lightning_app.core.schema import check_range
 from lightning_app.models import optimizers
 from lightning_app.models.optimizers import (
     OPTIMIZERS,
@@ -113,10 +114,8 @@ class OptimizerConfig:
             raise ValueError(f"lr {self.lr}: must be a rate from {low:g} to {high:g}")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {self.betas}: each must be at least 0 and less than 1")
-        if self.block_rate <= 0.0:
-            raise ValueError(f"block_rate {self.block_rate}: must be above 0")
-        if self.weight_decay < 0.0:
-            raise ValueError(f"weight_decay {self.weight_decay}: must be at least 0")
+        check_range(self, "above 0", "block_rate")
+        check_range(self, "at least 0", "weight_decay", "momentum_warmup_steps")
         if self.matrix_rate != "rms" and "matrix_rate" not in self.form.reads:
             raise ValueError(
                 f"matrix_rate {self.matrix_rate}: only for kinds muon and normuon; kind "
@@ -152,10 +151,6 @@ class OptimizerConfig:
                 )
 
     def _check_momentum(self) -> None:
-        if self.momentum_warmup_steps < 0:
-            raise ValueError(
-                f"momentum_warmup_steps {self.momentum_warmup_steps}: must be at least 0"
-            )
         if not self.momentum_warmup_steps:
             return
         warmed = self.form.momentum
@@ -277,26 +272,18 @@ class ScheduleConfig:
                 f"warmup_of {self.warmup_of} with coupling paper, where the decay depends on the "
                 "warm-up; use coupling decoupled"
             )
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps {self.warmup_steps}: must be at least 0")
-        if self.reference_steps < 1:
-            raise ValueError(f"reference_steps {self.reference_steps}: must be at least 1")
-        if not 0.0 <= self.floor < 1.0:
-            raise ValueError(f"floor {self.floor}: must be at least 0 and less than 1")
+        check_range(self, "at least 0", "warmup_steps", "batch_warmup_steps")
+        check_range(self, "at least 1", "reference_steps")
+        check_range(self, "at least 0 and less than 1", "floor", "batch_start")
+        check_range(self, "above 0", "power")
         if self.floor and self.kind != "cosine":
             raise ValueError(
                 f"floor {self.floor}: only kind cosine has one; kind {self.kind} takes 0"
             )
-        if self.power <= 0.0:
-            raise ValueError(f"power {self.power}: must be above 0")
         if self.power != 1.0 and self.kind != "linear":
             raise ValueError(
                 f"power {self.power}: only kind linear has one; kind {self.kind} takes 1"
             )
-        if self.batch_warmup_steps < 0:
-            raise ValueError(f"batch_warmup_steps {self.batch_warmup_steps}: must be at least 0")
-        if not 0.0 <= self.batch_start < 1.0:
-            raise ValueError(f"batch_start {self.batch_start}: must be at least 0 and less than 1")
         if self.batch_start and not self.batch_warmup_steps:
             raise ValueError(
                 f"batch_start {self.batch_start} with batch_warmup_steps 0, which has none; use 0"

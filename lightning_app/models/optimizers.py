@@ -478,11 +478,7 @@ def _check_rotation(config: Any) -> None:
 
 @OPTIMIZERS.register("rotational_adamw")
 @rule(
-    reads=("betas", "eps"),
-    momentum="beta1",
-    on=_DECAYING,
-    check=_check_rotation,
-    from_zero=False,
+    reads=("betas", "eps"), momentum="beta1", on=_DECAYING, check=_check_rotation, from_zero=False
 )
 def rotational_adamw(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> Tensor:
     """Kosson et al. 2024 (2305.17212): each row turns by AdamW's angle in equilibrium.

@@ -209,11 +209,12 @@ class BlockStack(nn.Module):
             earlier = self.place(Places.whole(recurrence.memory.tokens, stream.x.device))
         pondering = None if self.halting is None else Pondering.start(stream.x)
         for layer, block in self.layers:
-            source = (
-                None
-                if memory is None
-                else CrossAttentionInput(*memory.layers[layer - 1], memory.mask)
-            )
+            source = past = None
+            if memory is not None:
+                source = CrossAttentionInput(*memory.layers[layer - 1], memory.mask)
+            if recurrence is not None:
+                at = None if earlier is None else earlier.at(layer)
+                past = Earlier(recurrence.memory.layers[layer - 1], at)
             cache = None if caches is None else caches[layer - 1]
             last = layer == self.spec.depth
             call = Call(
@@ -224,14 +225,7 @@ class BlockStack(nn.Module):
                 cache=cache,
                 spec=self.spec.blocks[layer - 1],
                 running=None if pondering is None else pondering.running,
-                before=(
-                    None
-                    if recurrence is None
-                    else Earlier(
-                        recurrence.memory.layers[layer - 1],
-                        None if earlier is None else earlier.at(layer),
-                    )
-                ),
+                before=past,
                 kept=kept if last and pondering is None else None,
                 carries_values=self.spec.carries_values,
                 tokens=tokens,

@@ -68,9 +68,8 @@ class Finder:
         code = known or isinstance(getattr(spec, "loader", None), SourceFileLoader)
         if not code or (str(real) not in TAKEN and (not cls.all or is_installed(real))):
             return None
-        return importlib.util.spec_from_file_location(
-            name, file, loader=TakenLoader(name, str(file))
-        )
+        loader = TakenLoader(name, str(file))
+        return importlib.util.spec_from_file_location(name, file, loader=loader)
 
 
 def parts_at(places: Iterable[Place], *, copies: bool = False) -> frozenset[Covered]:
@@ -133,10 +132,7 @@ def names_in(data: bytes, package: str = "", *, late: bool) -> tuple[set[str], s
                 texts.add(text)
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda() if not late:
                 continue
-            case ast.If(test=test) if ast.unparse(test) in (
-                "TYPE_CHECKING",
-                "typing.TYPE_CHECKING",
-            ):
+            case ast.If(test=test) if ast.unparse(test).removeprefix("typing.") == "TYPE_CHECKING":
                 node = ast.Module(node.orelse, [])
         nodes += ast.iter_child_nodes(node)
     return imports, texts

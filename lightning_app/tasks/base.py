@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, NotRequired, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -30,11 +30,11 @@ class Predictions(NamedTuple):
 
 
 class Reading(TypedDict):
-    """How one process reads a split: the arguments of `Task.rows`."""
+    """How one process reads a split: the arguments of `Task.rows`, by default as the only one."""
 
     seed: int | None
-    rank: int
-    world_size: int
+    rank: NotRequired[int]
+    world_size: NotRequired[int]
 
 
 class Task(ABC):
@@ -61,21 +61,9 @@ class Task(ABC):
 
     @classmethod
     def rows(
-        cls,
-        corpus: PreparedCorpus,
-        split: str,
-        data: DataConfig,
-        seed: int | None,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> SplitRows:
-        """Return the rows of a split as batches; the same each time if `seed` is None."""
-        return cls._rows(corpus, split, data, seed=seed, rank=rank, world_size=world_size)
-
-    @classmethod
-    def _rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> SplitRows:
+        """Return the rows of a split as batches; the same each time if `seed` is None."""
         raise NotImplementedError
 
     @classmethod  # noqa: B027
@@ -205,9 +193,9 @@ class Task(ABC):
     def longest(self, batch: Any) -> Any:
         """Return the (first) longest row of a batch, as a batch without padding."""
 
-    @abstractmethod
     def texts(self, batch: Any) -> Sequence[Int[Tensor, "row token"]]:
         """Return the tokens that a model reads, one tensor per stack; the first sets the length."""
+        return (batch.tokens,)
 
     def mean_loss(self, found: Predictions) -> Tensor:
         """Return the mean training loss of `found` in nats per token, freely differentiable."""
@@ -215,6 +203,31 @@ class Task(ABC):
         smoothing, z_loss = self.config.smoothing, self.config.z_loss
         sums = token_sums(found.logits, found.labels, every, smoothing, z_loss)
         return sums.loss / len(found.labels)
+
+
+class EncoderTask(Task):
+    """A task whose model is an encoder.
+
+    Attributes:
+        last: What `scores` needs from each row of the batch evaluated last, by row of the split;
+            `sums` stores it without gradients.
+        scored: The same for all batches of this evaluation on this rank.
+    """
+
+    def __init__(self, config: ObjectiveConfig) -> None:
+        super().__init__(config)
+        self.last: dict[int, Any] = {}
+        self.scored: dict[int, Any] = {}
+
+    def start_decoding(self) -> None:
+        self.scored = {}
+
+    def decode(self, model: Any, batch: Any, stage: str) -> None:
+        """Keep what is known of the batch evaluated last, which is this one."""
+        self.scored |= self.last
+
+    def real_tokens(self, batch: Any) -> dict[str, Bool[Tensor, "row token"]]:
+        return {"encoder": (batch.index >= 0)[:, None] & (batch.tokens != self.pad)}
 
 
 _CLASSES: dict[str, type[Task]] = {}

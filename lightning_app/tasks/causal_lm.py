@@ -13,7 +13,7 @@ from torch import Tensor
 from lightning_app.blocks.memory import SegmentMemory
 from lightning_app.blocks.streams import Stream
 from lightning_app.core.errors import UserError
-from lightning_app.data.batching import EpochSampler, Item
+from lightning_app.data.batching import EpochSampler, Item, Shuffle, reshuffled
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, equal_batches, share
 from lightning_app.data.tokenizer import EOS, PAD, UNK
@@ -126,9 +126,7 @@ class CausalRows:
         self.counts: Mapping[str, int] = corpus.meta["text"][split]
         self.window = window
         self.stride = stride or window
-        self._seed = seed
-        self._rank = rank
-        self._world_size = world_size
+        self._seed, self._rank, self._world_size = seed, rank, world_size
         if seed is not None and self.documents is not None and len(self.documents) == 1:
             raise UserError(
                 f"data.intra_document_masking is true, but the {split} split is one document; "
@@ -156,16 +154,13 @@ class CausalRows:
         alone = int(self.stride < self.window)
         count, per_batch = len(self) - alone, max(1, tokens_per_batch // self.window)
         first = [np.zeros(1, dtype=np.int64)] * alone
-        seed = self._seed
 
-        def batches(epoch: int) -> list[np.ndarray]:
-            shuffle = None if seed is None else (seed, epoch)
+        def batches(shuffle: Shuffle) -> list[np.ndarray]:
             return first + [alone + rows for rows in equal_batches(count, per_batch, shuffle)]
 
-        return EpochSampler(batches)
+        return reshuffled(self._seed, batches)
 
     def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return every token that is predicted in one epoch; only those in `rows`, unless None."""
         if rows is None:
             return self.ids[: len(self.ids) - self.remainder]
         return np.concatenate([self.ids[slice(*self._predicted(row))] for row in rows])
@@ -251,17 +246,16 @@ class CausalStreams:
         split: str,
         window: int,
         streams: int,
-        *,
-        whole: bool,
         rank: int = 0,
         world_size: int = 1,
+        *,
+        whole: bool,
     ) -> None:
         self.ids = corpus.ids(split, "text")
         self.counts: Mapping[str, int] = corpus.meta["text"][split]
         self.window = window
         self.streams = streams
-        self._rank = rank
-        self._world_size = world_size
+        self._rank, self._world_size = rank, world_size
         tokens = len(self.ids)
         length = -(-tokens // streams) if whole else tokens // streams
         self.segments = -(-length // window) if whole else length // window
@@ -288,7 +282,6 @@ class CausalStreams:
         return EpochSampler(lambda _: equal_batches(len(self), self.streams), in_order=True)
 
     def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return every token that is predicted in one epoch; only those in `rows`, unless None."""
         places, real = self._places(np.arange(len(self)) if rows is None else rows)
         return self.ids[places[real]]
 
@@ -412,25 +405,18 @@ class CausalLanguageModelling(Task):
         self._training, self._evaluation = StreamMemory(), StreamMemory()
 
     @classmethod
-    def _rows(
+    def rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> CausalRows | CausalStreams:
         """Return a split of windows, for an evaluation if `seed` is None."""
         whole = part["seed"] is None
         if data.order == "streams":
             streams = max(1, data.tokens_per_batch // data.window)
-            return CausalStreams(
-                corpus,
-                split,
-                data.window,
-                data.evaluation_streams if whole else streams,
-                whole=whole,
-                rank=part["rank"],
-                world_size=part["world_size"],
-            )
+            streams = data.evaluation_streams if whole else streams
+            ranks = part.get("rank", 0), part.get("world_size", 1)
+            return CausalStreams(corpus, split, data.window, streams, *ranks, whole=whole)
         stride = data.evaluation_stride if whole else None
-        masked = data.intra_document_masking
-        anywhere = data.order == "random"
+        masked, anywhere = data.intra_document_masking, data.order == "random"
         return CausalRows(
             corpus, split, data.window, stride, **part, masked=masked, anywhere=anywhere
         )
@@ -457,7 +443,6 @@ class CausalLanguageModelling(Task):
         return model(batch.tokens, batch.documents)[:, -batch.labels.shape[1] :]
 
     def sums(self, model: CausalLanguageModel, batch: CausalBatch) -> LossSums:
-        """Return the sums over the predicted tokens of `batch`."""
         labels, seen = batch.labels, watched(model.auxiliary)
         states = self._states(model, batch, seen)[:, -labels.shape[1] :]
         smoothing, z_loss = self.config.smoothing, self.config.z_loss
@@ -527,7 +512,6 @@ class CausalLanguageModelling(Task):
         ]
 
     def predictions(self, model: CausalLanguageModel, batch: CausalBatch) -> Predictions:
-        """Return logits and labels of all predicted tokens."""
         counted = batch.labels != PAD
         return Predictions(self.logits(model, batch)[counted], batch.labels[counted])
 
@@ -538,19 +522,13 @@ class CausalLanguageModelling(Task):
         return _cut(batch, row, before + place + 1)
 
     def real_tokens(self, batch: CausalBatch) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return the tokens that predict another."""
         real = torch.zeros_like(batch.tokens, dtype=torch.bool)
         real[:, -batch.labels.shape[1] :] = batch.labels != PAD
         return {"decoder": real}
 
     def longest(self, batch: CausalBatch) -> CausalBatch:
-        """Return the window with the most tokens, without padding."""
         row = int((batch.tokens != PAD).sum(dim=1).argmax())
         return _cut(batch, row, int((batch.tokens[row] != PAD).sum()))
-
-    def texts(self, batch: CausalBatch) -> tuple[Int[Tensor, "row token"], ...]:
-        """Return the window."""
-        return (batch.tokens,)
 
 
 def _cut(batch: CausalBatch, row: int, length: int) -> CausalBatch:

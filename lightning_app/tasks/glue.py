@@ -21,12 +21,7 @@ from lightning_app.models.heads import ArchitectureConfig, embedding_of
 from lightning_app.models.loss import Evaluated, LossSums, ObjectiveConfig, counted_sums, token_sums
 from lightning_app.scores.task_facts import GLUE_CORPORA, GLUE_TASKS, GlueTask
 from lightning_app.tasks.base import Predictions, Reading, join_ranks, task
-from lightning_app.tasks.labelled import (
-    LabelledBatch,
-    LabelledRows,
-    LabelledTask,
-    one_row,
-)
+from lightning_app.tasks.labelled import LabelledBatch, LabelledRows, LabelledTask, one_row
 
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -150,7 +145,7 @@ class Glue(LabelledTask):
         return TextClassifier(stacks["encoder"], architecture.sizes(), embedding, outputs)
 
     @classmethod
-    def _rows(
+    def rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> LabelledRows:
         regression = GLUE_TASKS[GLUE_CORPORA[data.name]].classes is None
@@ -178,7 +173,6 @@ class Glue(LabelledTask):
         return model(batch.tokens, batch.segments)
 
     def sums(self, model: TextClassifier, batch: LabelledBatch) -> LossSums:
-        """Return the sums over the rows of `batch`."""
         outputs, real = model.outputs(batch.tokens, batch.segments), batch.index >= 0
         self._rounding = rounding_of(outputs.dtype)
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))

@@ -1,17 +1,17 @@
 """Rows of one or two texts with a label, in batches of similar length, and their tasks."""
 
-from typing import Any, NamedTuple, final
+from functools import partial
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from lightning_app.data.batching import EpochSampler, Item
+from lightning_app.data.batching import EpochSampler, Item, reshuffled
 from lightning_app.data.prepare import PreparedCorpus, global_batches, share
 from lightning_app.data.tokenizer import BOS, EOS, PAD
-from lightning_app.models.loss import ObjectiveConfig
-from lightning_app.tasks.base import Task
+from lightning_app.tasks.base import EncoderTask
 
 
 class LabelledBatch(NamedTuple):
@@ -109,13 +109,8 @@ class LabelledSplit:
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
         """Return the batches of an epoch, each of at most that many tokens with padding."""
-        seed, lengths = self._seed, self.lengths
-
-        def batches(epoch: int) -> list[np.ndarray]:
-            shuffle = None if seed is None else (seed, epoch)
-            return global_batches(lengths, lengths, tokens_per_batch, shuffle)
-
-        return EpochSampler(batches)
+        batches = partial(global_batches, self.lengths, self.lengths, tokens_per_batch)
+        return reshuffled(self._seed, batches)
 
     def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Return the labels; only those of `rows`, unless None."""
@@ -209,43 +204,14 @@ def stored_texts(corpus: PreparedCorpus, split: str, column: str) -> Texts:
     return Texts(corpus.ids(split, column), offsets[:-1], np.diff(offsets) - 1)
 
 
-class LabelledTask(Task):
-    """A task with `LabelledBatch`es, whose scores need all rows of an evaluation.
-
-    Without gradients, `sums` stores in `last` what `scores` needs from each row.
-
-    Attributes:
-        last: By row of the split, for the batch evaluated last.
-        scored: The same for all batches of this evaluation on this rank.
-    """
-
-    def __init__(self, config: ObjectiveConfig) -> None:
-        super().__init__(config)
-        self.last: dict[int, Any] = {}
-        self.scored: dict[int, Any] = {}
-
-    def start_decoding(self) -> None:
-        """Discard the previous evaluation."""
-        self.scored = {}
-
-    def decode(self, model: Any, batch: LabelledBatch, stage: str) -> None:
-        """Keep the values from `sums` for the batch evaluated last, which is this one."""
-        self.scored |= self.last
+class LabelledTask(EncoderTask):
+    """A task with `LabelledBatch`es, whose scores need all rows of an evaluation."""
 
     def rows_of(self, batch: LabelledBatch) -> Int[Tensor, " token"]:
         """Return the row of each label, -1 for a blank row."""
         return batch.index
 
-    def real_tokens(self, batch: LabelledBatch) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return every token except padding and blank rows."""
-        return {"encoder": (batch.index >= 0)[:, None] & (batch.tokens != PAD)}
-
     def longest(self, batch: LabelledBatch) -> LabelledBatch:
-        """Return the first row with the most tokens, without padding."""
         lengths = (batch.tokens != PAD).sum(dim=1)
         row = int(lengths.argmax())
         return one_row(batch, row, int(lengths[row]))
-
-    def texts(self, batch: LabelledBatch) -> tuple[Int[Tensor, "row token"], ...]:
-        """Return the rows."""
-        return (batch.tokens,)

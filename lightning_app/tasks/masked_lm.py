@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Unpack, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.core.errors import UserError
-from lightning_app.data.batching import EpochSampler, Item
+from lightning_app.data.batching import EpochSampler, Item, reshuffled
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, equal_batches, share
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD, SPECIALS
@@ -25,11 +25,10 @@ from lightning_app.models.heads import ArchitectureConfig
 from lightning_app.models.loss import (
     Evaluated,
     LossSums,
-    ObjectiveConfig,
     output_sums,
     sums_of_all_heads,
 )
-from lightning_app.tasks.base import Predictions, Reading, Task, join_ranks, task
+from lightning_app.tasks.base import EncoderTask, Predictions, Reading, join_ranks, task
 from lightning_app.tasks.labelled import MarkedRows, Texts, cut_lengths
 
 _MARKS = (PAD, BOS, EOS)  # never predicted
@@ -483,12 +482,8 @@ class MaskedRows(MaskedSplit):
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
         """Return the batches of an epoch, all with the same number of windows except the last."""
-        count, per_batch, seed = len(self), max(1, tokens_per_batch // self.window), self._seed
-
-        def batches(epoch: int) -> list[np.ndarray]:
-            return equal_batches(count, per_batch, None if seed is None else (seed, epoch))
-
-        return EpochSampler(batches)
+        per_batch = max(1, tokens_per_batch // self.window)
+        return reshuffled(self._seed, partial(equal_batches, len(self), per_batch))
 
     def _whole(self, epoch: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         predicted = max(1, round(self._probability * self.window))
@@ -497,19 +492,15 @@ class MaskedRows(MaskedSplit):
 
 @task("masked_lm")
 @final
-class MaskedLanguageModelling(Task):
+class MaskedLanguageModelling(EncoderTask):
     """The mean negative log-likelihood of masked tokens; only their positions are scored.
 
     With `next_sentence` rows are pairs of texts, and `NextSentenceHead` adds its loss to that of
     the masked tokens, which is the only part of `train/nll` and `val/nll`. An evaluation reports
     the mean loss of the pairs in nats, `nsp_nll`, and the share of pairs whose likelier label is
-    right, `nsp_accuracy`. Probes read the predictions of masked tokens.
+    right, `nsp_accuracy`; `scored` has both of each pair. Probes read the predictions of masked
+    tokens.
     """
-
-    def __init__(self, config: ObjectiveConfig) -> None:
-        super().__init__(config)
-        self._scored: dict[int, tuple[float, bool]] = {}  # for the pairs of an evaluation, by row
-        self._last: dict[int, tuple[float, bool]] = {}  # for the previous batch
 
     def build_model(
         self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
@@ -521,7 +512,7 @@ class MaskedLanguageModelling(Task):
         return model
 
     @classmethod
-    def _rows(
+    def rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> MaskedRows | PairRows:
         """Return a split of windows or of pairs, masked with `data.mask_probability`."""
@@ -557,10 +548,9 @@ class MaskedLanguageModelling(Task):
         return model(batch.tokens, batch.positions, batch.segments)
 
     def sums(self, model: MaskedLanguageModel, batch: MaskedBatch) -> LossSums:
-        """Return the sums over the predicted tokens of `batch`."""
         seen, every = watched(model.auxiliary), torch.ones_like(batch.labels, dtype=torch.bool)
         states, first = model.states_of_heads(batch.tokens, batch.positions, batch.segments, seen)
-        self._last = {} if first is None else self._score(model, first, batch)
+        self.last = {} if first is None else self._score(model, first, batch)
         smoothing, bias = self.config.smoothing, model.output_bias
         sums = partial(output_sums, label_smoothing=smoothing, bias=bias, z_loss=self.config.z_loss)
         finish = partial(model.finished, positions=batch.positions)
@@ -582,19 +572,11 @@ class MaskedLanguageModelling(Task):
         rows = zip(batch.index.tolist(), found.nll.tolist(), found.correct.tolist(), strict=True)
         return {row: (nll, correct) for row, nll, correct in rows if row >= 0}
 
-    def start_decoding(self) -> None:
-        """Discard the pairs of the previous evaluation."""
-        self._scored = {}
-
-    def decode(self, model: MaskedLanguageModel, batch: MaskedBatch, stage: str) -> None:
-        """Keep the scores of the pairs in the batch scored last, which is this one."""
-        self._scored |= self._last
-
     def scores(self, stage: str, datamodule: Any, found: Evaluated) -> dict[str, float]:
         """Return the loss and the accuracy of the pairs, each counted once."""
         if not self.config.next_sentence:
             return {}
-        pairs = join_ranks(self._scored)
+        pairs = join_ranks(self.scored)
         nll = math.fsum(loss for loss, _ in pairs.values())
         return {
             f"{stage}/nsp_nll": nll / len(pairs),
@@ -619,7 +601,6 @@ class MaskedLanguageModelling(Task):
         ]
 
     def predictions(self, model: MaskedLanguageModel, batch: MaskedBatch) -> Predictions:
-        """Return logits and labels of the masked tokens."""
         return Predictions(self.logits(model, batch), batch.labels)
 
     def alone(self, batch: MaskedBatch, token: int) -> MaskedBatch:
@@ -629,21 +610,12 @@ class MaskedLanguageModelling(Task):
             positions=batch.positions.new_tensor([place]), labels=batch.labels[token : token + 1]
         )
 
-    def real_tokens(self, batch: MaskedBatch) -> dict[str, Bool[Tensor, "row token"]]:
-        """Return every token of windows, which are full, and all tokens of pairs except padding."""
-        return {"encoder": (batch.index >= 0)[:, None] & (batch.tokens != self.pad)}
-
     def longest(self, batch: MaskedBatch) -> MaskedBatch:
-        """Return the first row with the most tokens."""
         lengths = (batch.tokens != self.pad).sum(dim=1)
         row = int(lengths.argmax())
         return _row(batch, row, int(lengths[row]))._replace(
             positions=batch.positions.new_zeros(1), labels=batch.labels[:1]
         )
-
-    def texts(self, batch: MaskedBatch) -> tuple[Int[Tensor, "row token"], ...]:
-        """Return the window with its masks."""
-        return (batch.tokens,)
 
 
 def _row(batch: MaskedBatch, row: int, length: int) -> MaskedBatch:

@@ -269,13 +269,12 @@ class SQuAD(LabelledTask):
     def build_model(
         self, architecture: ArchitectureConfig, block: BlockConfig, vocab_size: int
     ) -> nn.Module:
-        """Return the model."""
         stacks = architecture.stacks(block)
         embedding = embedding_of(architecture, stacks, vocab_size, self.pad)
         return SpanPredictor(stacks["encoder"], architecture.sizes(), embedding)
 
     @classmethod
-    def _rows(
+    def rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> QuestionRows:
         return QuestionRows(corpus, split, window=data.window, stride=data.context_stride, **part)
@@ -317,7 +316,6 @@ class SQuAD(LabelledTask):
         return model(batch.tokens, batch.segments)
 
     def sums(self, model: SpanPredictor, batch: LabelledBatch) -> LossSums:
-        """Return the sums over the rows of `batch`."""
         logits, real = self.logits(model, batch), batch.index >= 0
         if not torch.is_grad_enabled():
             self.last = logits_by_row(logits, batch)
@@ -355,8 +353,7 @@ class SQuAD(LabelledTask):
             split: valid or test.
             datamodule: Holds the corpus.
         """
-        everything = Reading(seed=None, rank=0, world_size=1)
-        rows = self._rows(datamodule.corpus, split, datamodule.config, **everything)
+        rows = self.rows(datamodule.corpus, split, datamodule.config, seed=None)
         texts = QuestionTexts(datamodule.corpus, split)
         found: dict[int, Answer | None] = {}
         for number, windows in enumerate(rows.windows):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_app.core.errors import UserError
 from lightning_app.data import moses
-from lightning_app.data.batching import EpochSampler, Item, padded
+from lightning_app.data.batching import EpochSampler, Item, padded, reshuffled
 from lightning_app.data.config import DataConfig
 from lightning_app.data.prepare import PreparedCorpus, global_batches, share
 from lightning_app.data.tokenizer import BOS, EOS, MASK, PAD
@@ -133,15 +133,12 @@ class TranslationRows:
     ) -> None:
         self._source = corpus.ids(split, "source"), np.array(corpus.offsets(split, "source"))
         self._target = corpus.ids(split, "target"), np.array(corpus.offsets(split, "target"))
-        self._seed = seed
-        self._rank = rank
-        self._world_size = world_size
+        self._seed, self._rank, self._world_size = seed, rank, world_size
 
     def __len__(self) -> int:
         return len(self._source[1]) - 1
 
     def targets(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return every token that is predicted in one epoch; only those in `rows`, unless None."""
         ids, offsets = self._target
         if rows is None:
             return ids
@@ -150,13 +147,7 @@ class TranslationRows:
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
         """Return the batches of an epoch; the longer side's tokens count, with padding."""
         source, target = np.diff(self._source[1]), np.diff(self._target[1])
-        seed = self._seed
-
-        def batches(epoch: int) -> list[np.ndarray]:
-            shuffle = None if seed is None else (seed, epoch)
-            return global_batches(source, target, tokens_per_batch, shuffle)
-
-        return EpochSampler(batches)
+        return reshuffled(self._seed, partial(global_batches, source, target, tokens_per_batch))
 
     def __getitem__(self, item: Item) -> TranslationBatch:
         _, rows = item
@@ -195,7 +186,7 @@ class Translation(Task):
             check_language(data.target_language, corpus.lines("valid", "target")[:_SEEN])
 
     @classmethod
-    def _rows(
+    def rows(
         cls, corpus: PreparedCorpus, split: str, data: DataConfig, **part: Unpack[Reading]
     ) -> TranslationRows:
         bleu(data.target_language)  # before anything is trained
@@ -218,7 +209,6 @@ class Translation(Task):
         return batch.index.repeat_interleave(batch.target.shape[1] - 1)
 
     def start_decoding(self) -> None:
-        """Discard the hypotheses of the previous evaluation."""
         self._hypotheses = {}
 
     def decode(self, model: EncoderDecoder, batch: TranslationBatch, stage: str) -> None:
@@ -325,5 +315,4 @@ class Translation(Task):
         )
 
     def texts(self, batch: TranslationBatch) -> tuple[Int[Tensor, "row token"], ...]:
-        """Return source and target."""
         return batch.source, batch.target

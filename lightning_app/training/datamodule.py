@@ -214,8 +214,8 @@ class TextDataModule(pl.LightningDataModule):
         """Return a split as batches for this rank; only training depends on the run's seed."""
         seed = self.config.seed if split == "train" else None
         rows, trainer = task_class(self.config.task).rows, self.trainer
-        ranks = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
-        return rows(self.corpus, split, self.config, seed, *ranks)
+        rank, count = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
+        return rows(self.corpus, split, self.config, seed=seed, rank=rank, world_size=count)
 
     def _loader(self, split: str) -> ResumableLoader:
         if split not in self.corpus.meta["sizes"]:

@@ -108,7 +108,7 @@ def test_a_second_call_does_nothing_and_may_not_write(write_pairs, text_config, 
     before = {path: path.stat().st_mtime_ns for path in one.folder.iterdir()}
     monkeypatch.setattr(module, "_write", lambda *_: pytest.fail("prepared again"))
     monkeypatch.setattr(sources, "FileLock", lambda *_: pytest.fail("took a lock"))
-    monkeypatch.setattr(sources.Path, "touch", lambda *_: pytest.fail("wrote"))
+    monkeypatch.setattr(sources, "output_folder", lambda *_: pytest.fail("wrote"))
     assert prepare(config) == one
     assert {path: path.stat().st_mtime_ns for path in one.folder.iterdir()} == before
 
@@ -244,7 +244,7 @@ def test_read_only_cache(write_pairs, text_config, monkeypatch, number: int):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(sources.Path, "touch", refuse)
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
     with pytest.raises(UserError, match=r"cannot be written"):
         prepare(text_config(write_pairs()))
 

@@ -208,16 +208,3 @@ def test_a_corpus_may_have_no_test_files(write_pairs, text_config, tmp_path: Pat
     assert "<unk>: 1 / 1 lines" in load(config).protocol
     with pytest.raises(UserError, match=r"no file wiki\.test\.tokens"):
         require_test(config)
-
-
-def test_an_equal_number_in_another_container(tmp_path: Path, monkeypatch) -> None:
-    """It checks the same shared folder at the same time, by a file of the same name."""
-    touch = Path.touch
-
-    def touch_while_the_other_removes(path: Path) -> None:
-        touch(path)
-        path.unlink()
-
-    monkeypatch.setattr(Path, "touch", touch_while_the_other_removes)
-    assert sources.complete(tmp_path / "made", lambda folder: None, lambda folder: None).is_dir()
-    assert [path.name for path in tmp_path.glob(".*")] == []

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, NoReturn
 
 from lightning_app.core.errors import UserError
 from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Lines, Source, split_sizes
-from lightning_app.data.sources import hub_name, load_from_hub, write_lines
+from lightning_app.data.sources import load_from_hub, write_lines
 from lightning_app.scores.task_facts import GLUE_CORPORA, GLUE_TASKS, WNLI, GlueTask
 
-_HUB = "nyu-mll/glue"
 _REVISION = "bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 _COLA = ("source", "label", "mark", "sentence")
 LARGEST_SCORE = 5.0
@@ -46,6 +45,7 @@ class GlueReader(CorpusReader):
     pairs = False
     needs_root = False
     labels_of = "glue"
+    hub = "nyu-mll/glue"
     base = "finetune_rte.yaml"
     corpus: ClassVar[str]
     texts: ClassVar[tuple[str, ...]] = ("sentence1", "sentence2")
@@ -127,17 +127,12 @@ class GlueReader(CorpusReader):
             f"expected {right}"
         )
 
-    def download_name(self, config: DataConfig) -> str:
-        """Return the name of the dataset on the hub."""
-        return hub_name(config, _HUB)
-
     def download(self, config: DataConfig, folder: Path) -> None:
         """Write tables with only the columns that are read, from the hub's pinned revision."""
         revision = None if config.root else _REVISION
-        tables = load_from_hub(config, _HUB, self.corpus, revision, self.hub_splits)
+        tables = load_from_hub(config, self.hub, self.corpus, revision, self.hub_splits)
         for split, rows in tables.items():
-            stem = dict(config.splits.items())[split]
-            (name,) = self.file_names(config, stem)["table"]
+            (name,) = self.file_names(config, getattr(config.splits, split))["table"]
             # A row that begins or ends with an empty text begins or ends with a tab.
             write_lines(folder / name, self._lines(rows), strips=False)
 

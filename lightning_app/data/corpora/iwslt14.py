@@ -12,8 +12,16 @@ from pathlib import Path
 
 from lightning_app.core.errors import UserError
 from lightning_app.data import moses
-from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Lines, Source, split_sizes
-from lightning_app.data.sources import NOTES, get, hub_name, load_from_hub, write_lines
+from lightning_app.data.config import (
+    CORPORA,
+    CorpusReader,
+    DataConfig,
+    Lines,
+    Source,
+    hub_name,
+    split_sizes,
+)
+from lightning_app.data.sources import NOTES, get, load_from_hub, write_lines
 
 IWSLT14_URL = "https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz"
 IWSLT14_PAIRS = {"train": 160_239, "valid": 7_283, "test": 6_750}
@@ -29,7 +37,6 @@ _FAIRSEQ_IWSLT14 = {
     "test.de": "e718c783e33160b7d72af8f733756a466e0d0c016eff8ab624c1b0d1d01cbbdf",
     "test.en": "4b127beb9050511a3e6209cd837ff36f623a3a423666b32aba6e208b7330cf4c",
 }
-_FAIRSEQ_TRAIN_PAIRS = 160_239
 
 
 @CORPORA.register("iwslt14")
@@ -92,11 +99,11 @@ class IWSLT14(CorpusReader):
                 f"test is dev2010 + dev2012 + tst2010-2012 ({counts['test']:,}), both verified by "
                 "checksum"
             )
-        whole = counts["train"] == _FAIRSEQ_TRAIN_PAIRS
+        whole = counts["train"] == IWSLT14_PAIRS["train"]
         return (
             "IWSLT14 de-en, fairseq's splits, Moses-tokenised, lower-cased: "
             f"valid is every 23rd pair of the cleaned training data ({counts['valid']:,}), "
-            f"{tested}; train has {counts['train']:,} of its {_FAIRSEQ_TRAIN_PAIRS:,} pairs"
+            f"{tested}; train has {counts['train']:,} of its {IWSLT14_PAIRS['train']:,} pairs"
             + ("" if whole else ", so BLEU is not comparable with published numbers")
         )
 

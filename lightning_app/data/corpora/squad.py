@@ -11,7 +11,6 @@ on their order in the file, and no paragraph is in both parts.
 The hub needs a network; it was not tried: tests only use a replacement of `load_dataset`.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
@@ -19,9 +18,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lightning_app.core.errors import UserError
+from lightning_app.core.files import sha256_of
 from lightning_app.data.columns import Columns
 from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Source, split_sizes
-from lightning_app.data.sources import hub_name, load_from_hub
+from lightning_app.data.sources import load_from_hub
 
 _COLUMNS = ("id", "question", "context", "answers", "starts", "article")
 _HUB_SPLITS = {"train": "train", "valid": "validation"}
@@ -35,8 +35,7 @@ class SquadReader(CorpusReader):
         version: The version in file names and in running text.
         unanswerable: Whether `is_impossible` marks questions without an answer.
         published: The questions of the published training set and dev set.
-        hub: The dataset on the hub.
-        hub_config: Its configuration there.
+        hub_config: The configuration of the dataset on the hub.
         revision: The commit to read.
     """
 
@@ -48,7 +47,6 @@ class SquadReader(CorpusReader):
     version: ClassVar[str]
     unanswerable: ClassVar[bool]
     published: ClassVar[tuple[int, int]]
-    hub: ClassVar[str]
     hub_config: ClassVar[str]
     revision: ClassVar[str]
 
@@ -90,13 +88,11 @@ class SquadReader(CorpusReader):
             for p, paragraph in enumerate(_field(article, "paragraphs", list, place)):
                 inside = f"{place}.paragraphs[{p}]"
                 context = _text(paragraph, "context", inside)
-                first = True
                 for q, question in enumerate(_field(paragraph, "qas", list, inside)):
                     at = f"{inside}.qas[{q}]"
                     text, name = _text(question, "question", at), _text(question, "id", at)
                     answers, starts = self._answers(question, context, f"{path}: question '{name}'")
-                    yield name, text, context if first else "", answers, starts, title
-                    first = False
+                    yield name, text, "" if q else context, answers, starts, title
 
     def _answers(
         self, question: Mapping[str, Any], context: str, place: str
@@ -134,7 +130,7 @@ class SquadReader(CorpusReader):
         """
         assert config.train_from_dev is not None
         dev = splits["valid"]
-        titles = sorted(set(dev["article"]), key=_digest)
+        titles = sorted(set(dev["article"]), key=lambda title: sha256_of(title.encode()))
         if len(titles) < 2:
             raise UserError(
                 f"data.train_from_dev is {config.train_from_dev}: the dev set of data.name "
@@ -154,16 +150,12 @@ class SquadReader(CorpusReader):
             found["test"] = valid if test == there else splits["test"]
         return found
 
-    def download_name(self, config: DataConfig) -> str:
-        """Return the name of the dataset on the hub."""
-        return hub_name(config, self.hub)
-
     def download(self, config: DataConfig, folder: Path) -> None:
         """Write files of the published form, from the hub's pinned revision."""
         revision = None if config.root else self.revision
         found = load_from_hub(config, self.hub, self.hub_config, revision, _HUB_SPLITS)
         for split, rows in found.items():
-            (name,) = self.file_names(config, dict(config.splits.items())[split])["json"]
+            (name,) = self.file_names(config, getattr(config.splits, split))["json"]
             text = json.dumps({"data": list(self._articles(rows))}, ensure_ascii=False)
             (folder / name).write_text(text, encoding="utf-8")
 
@@ -184,7 +176,8 @@ class SquadReader(CorpusReader):
     def protocol(self, source: Source, lines: dict[str, Columns], counts: dict[str, int]) -> str:
         """Return the number of questions, and whether they match the published files."""
         contexts = {split: set(of["context"]) - {""} for split, of in lines.items()}
-        stems = {split: _stem(of["json"]) for split, of in source.columns.items()}
+        # Without suffixes: a compressed file has the same questions.
+        stems = {s: of["json"].name.partition(".json")[0] for s, of in source.columns.items()}
         said = f"SQuAD {self.version}: "
         if "train" in stems:
             both = (counts["train"], counts["valid"])
@@ -226,15 +219,6 @@ def _text(tree: Any, name: str, place: str) -> str:
             f"{place}: the field '{name}' is no Unicode text ({error.reason})"
         ) from error
     return text
-
-
-def _stem(path: Path) -> str:
-    """Return a name without suffixes: a compressed file has the same questions."""
-    return path.name.partition(".json")[0]
-
-
-def _digest(title: str) -> str:
-    return hashlib.sha256(title.encode()).hexdigest()
 
 
 def _taken(columns: dict[str, list[Any]], kept: list[bool]) -> dict[str, list[Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lightning_app.core.errors import UserError
 from lightning_app.data.config import CORPORA, CorpusReader, DataConfig, Lines, Source, split_sizes
-from lightning_app.data.sources import GeneratedCorpus, get, hub_name, load_from_hub, write_lines
+from lightning_app.data.sources import GeneratedCorpus, get, load_from_hub, write_lines
 
 _PAIRS = files("lightning_app.data") / "synthetic.tsv.xz"
 _PAIRS_SHA256 = "18b83f5896f147b05f1afbf2ecbea35696dabe1de4dabd4d9dedaadacf5721cf"
@@ -112,14 +112,11 @@ class TinyShakespeare(CorpusReader):
     base = "nanogpt_shakespeare.yaml"
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
-        """Return the name of a local file."""
         return {"text": (f"{stem}.txt",)}
 
     def download_name(self, config: DataConfig) -> str:
         """Return the name of the folder."""
-        if config.root is not None:
-            return super().download_name(config)
-        return self.folder
+        return self.folder if config.root is None else super().download_name(config)
 
     def download(self, config: DataConfig, folder: Path) -> None:
         """Cut the public file in two where nanoGPT does."""
@@ -136,7 +133,6 @@ class TinyShakespeare(CorpusReader):
         return f"Tiny Shakespeare: {sizes} characters, line ends inside a split counted, {same}"
 
 
-_HUB = "Salesforce/wikitext"
 _WIKITEXT_TITLE = re.compile("= (?!= ).*(?<! =) =")
 _WIKITEXT_HEADING = re.compile("= .* =")
 _WIKITEXT = {
@@ -179,29 +175,23 @@ class WikiText2(CorpusReader):
     pairs = False
     needs_root = False
     folder = "wikitext-2"
+    hub = "Salesforce/wikitext"
     tokenized = True
     base = "mlm.yaml"
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
-        """Return the name of the published file."""
         return {"text": (f"wiki.{stem}.tokens",)}
-
-    def download_name(self, config: DataConfig) -> str:
-        """Return the name of the dataset on the hub."""
-        return hub_name(config, _HUB)
 
     def download(self, config: DataConfig, folder: Path) -> None:
         """Write the files of the hub's dataset, which holds parquet files on its main branch."""
-        splits: dict[str, Any] = load_from_hub(config, _HUB, "wikitext-2-v1", None)
+        splits: dict[str, Any] = load_from_hub(config, self.hub, "wikitext-2-v1", None)
         for split, rows in splits.items():
             write_lines(folder / f"wiki.{split}.tokens", (row["text"] for row in rows))
 
     def documents(self, config: DataConfig, lines: Sequence[str]) -> list[int]:
-        """Return the titles of the articles."""
         return articles(lines)
 
     def left_out(self, config: DataConfig, line: str) -> bool:
-        """Return whether a line is the title of an article or the heading of a section."""
         return is_heading(line)
 
     def protocol(self, source: Source, lines: Lines, counts: dict[str, int]) -> str:
@@ -235,11 +225,7 @@ class Books(CorpusReader):
     base = "pretrain_books.yaml"
 
     def file_names(self, config: DataConfig, stem: str) -> dict[str, tuple[str, ...]]:
-        """Return the names of both files."""
-        return {
-            "books": (f"books_en/{stem}.txt",),
-            "articles": (f"wikitext-2/wiki.{stem}.tokens",),
-        }
+        return {"books": (f"books_en/{stem}.txt",), "articles": (f"wikitext-2/wiki.{stem}.tokens",)}
 
     def download_name(self, config: DataConfig) -> str:
         """Refuse: there is no public download of the books."""
@@ -264,7 +250,6 @@ class Books(CorpusReader):
         return {"text": [line for of in documents for line in (_MARK, *filter(str.strip, of))]}
 
     def documents(self, config: DataConfig, lines: Sequence[str]) -> list[int]:
-        """Return the lines of dashes."""
         return [place for place, line in enumerate(lines) if line == _MARK]
 
     def left_out(self, config: DataConfig, line: str) -> bool:
