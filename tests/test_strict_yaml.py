@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_app.commands.run import read_data
-from lightning_app.config.config import resolve
 from lightning_app.config.grid import read_spec
 from lightning_app.config.parents import _data_of
 from lightning_app.config.sources import read_tree
 from lightning_app.core.errors import UserError
 from lightning_app.core.project import PROJECT, read_project
-from lightning_app.core.strict_yaml import dump_yaml, load_yaml, read_yaml_file
-from lightning_app.runs.records import Unsound, read_json, read_yaml
+from lightning_app.core.strict_yaml import dump_yaml, load_yaml
+from lightning_app.runs.records import Unsound, read_yaml
 
 # YAML 1.2.2, section 10.3.2, and texts that YAML 1.1 reads as something else.
 CORE = {
@@ -115,31 +114,3 @@ def test_every_reader_refuses_a_key_twice(reader: str, tmp_path: Path) -> None:
     }
     with pytest.raises((UserError, Unsound), match=r"given twice|damaged"):
         calls[reader]()
-
-
-def test_a_record_with_a_key_twice_is_damaged(tmp_path: Path) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text('{"a": {"b": 1, "b": 2}}')
-    with pytest.raises(Unsound, match="'b' twice"):
-        read_json(file)
-
-
-@pytest.mark.parametrize(
-    ("section", "field", "text"),
-    [
-        *(("trainer", "max_steps", "1:30"), ("trainer", "max_steps", "1_000")),
-        *(("trainer", "deterministic", "yes"), ("data", "tokens_per_batch", "0b1111111")),
-        ("data", "whole_word", "off"),
-    ],
-)
-def test_text_is_no_number_in_a_config(section: str, field: str, text: str) -> None:
-    tree: dict[str, Any] = {}
-    tree.setdefault(section, {})[field] = text
-    with pytest.raises(UserError, match=rf"{section}\.{field}"):
-        resolve(tree, "a config")
-
-
-def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_bytes(b"\xef\xbb\xbfa: 010\n")
-    assert read_yaml_file(file)[0] == {"a": 10}

@@ -304,7 +304,7 @@ def same_block(stack: Stack, block: BlockSpec, final_norm: Norm) -> StackSpec:
 
 
 def around(residual: ResidualSpec, attention: AttentionSpec = AttentionSpec()) -> BlockSpec:
-    """Return a sequential block with `residual` around, and `attention` in, every sub-layer."""
+    """Return a sequential block with these in every sub-layer."""
     block = BlockSpec(around_self=residual, around_cross=residual, around_ff=residual)
     return replace(block, self_attention=attention, cross_attention=attention)
 

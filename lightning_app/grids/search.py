@@ -207,7 +207,7 @@ def stratified(search: Search, seed: int) -> list[Values]:
 
 
 def _points(values: Range, parts: Iterable[float], of: int) -> list[float]:
-    """The values at so many of `of` equal parts of a range, or of its logarithm."""
+    """The values at these of `of` equal parts of a range, or of its logarithm."""
     log = math.log if values.log else float
     low, high = log(values.low), log(values.last)
     places = [low + (high - low) * part / of for part in parts]

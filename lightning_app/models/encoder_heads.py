@@ -118,7 +118,7 @@ class MaskedStates(NamedTuple):
     first: Float[Tensor, "batch model"] | None
 
 
-class _Encoder(nn.Module):
+class _WithEncoder(nn.Module):
     """A stack that reads whole rows."""
 
     def __init__(self, encoder: StackSpec, sizes: Sizes, embedding: EmbeddingSpec) -> None:
@@ -134,7 +134,7 @@ class _Encoder(nn.Module):
 
 
 @final
-class MaskedLanguageModel(_Encoder):
+class MaskedLanguageModel(_WithEncoder):
     """An encoder that predicts masked tokens (Devlin et al. 2019, 1810.04805).
 
     The head is ``E N(gelu(W h + b)) + c`` at the predicted positions only; E is the embedding.
@@ -206,7 +206,7 @@ STD, CUT = 0.02, 2.0
 code."""
 
 
-class _TextEncoder(_Encoder):
+class _TextEncoder(_WithEncoder):
     """An encoder of rows of one or two texts, whose subclass has the layer `output`.
 
     Rows have padding on the right, which no token sees.

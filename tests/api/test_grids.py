@@ -227,11 +227,9 @@ def shown(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> tuple[s
 
 
 def test_the_command_prints_the_same_tables(grid: FakeGrid, capsys) -> None:
-    out, err = shown(capsys, 0, str(grid.folder), "--csv")
+    out, _ = shown(capsys, 0, str(grid.folder), "--csv")
     frame = results(grid.folder)
     assert out == frame.to_csv(index=False)
-    assert "21 results have" in err
-    assert err.count("\n") == 1
     out, _ = shown(capsys, 0, str(grid.folder))
     assert len(out.splitlines()) == len(frame) + 2
     assert out.endswith("24 runs of mine\n")

@@ -11,7 +11,14 @@ import pytest
 from lightning_app.core.errors import UserError
 from lightning_app.data import sources
 from lightning_app.data.config import DataConfig, Splits
-from lightning_app.data.sources import corpus_digest, locate, read, read_lines, require_test
+from lightning_app.data.sources import (
+    corpus_digest,
+    locate,
+    read,
+    read_lines,
+    require_test,
+    write_list,
+)
 from tests.told import told
 
 
@@ -172,6 +179,7 @@ def test_digest_downloads_nothing_unless_asked(tmp_path: Path, monkeypatch: pyte
     downloads.mkdir(parents=True)
     for split in ("train", "valid", "test"):
         (downloads / f"wiki.{split}.tokens").write_text("a b\n")
+    write_list(downloads)
     config = DataConfig(name="wikitext2", task="masked_lm", cache=str(tmp_path))
     assert corpus_digest(config, fetch=False) == corpus_digest(config)
 

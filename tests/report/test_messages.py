@@ -42,7 +42,7 @@ def test_every_text_is_used_and_every_name_has_a_text() -> None:
 def _is_made(name: str, code: str) -> bool:
     *above, last = name.split(".")
     figure = above[-1]
-    of_figure = f'sketch("{figure}"' in code or f'name="{figure}"' in code or figure == "curves"
+    of_figure = f'"{figure}"' in code
     return (last in ("title", "text", "limits") and of_figure) or f'"{last}"' in code
 
 

@@ -42,7 +42,7 @@ def model_of(vocab_size: int, width: int = 32) -> Any:
 def rows_of(root: Path, split: str, **changes: Any) -> PairRows:
     config = config_of(root)
     seed = 1 if split == "train" else None
-    found = task().rows(prepare(config), split, config, seed, **changes)
+    found = task().rows(prepare(config), split, config, seed=seed, **changes)
     assert isinstance(found, PairRows)
     return found
 

@@ -194,7 +194,7 @@ def test_a_language_without_its_tokenizer_is_refused_before_training(
     config = DataConfig(name="text", root="x", target_language=language)
     said = rf"data.target_language: {language}: .*sacrebleu\[{language}"
     with pytest.raises(UserError, match=said):
-        Translation.rows(corpus, "train", config, None)
+        Translation.rows(corpus, "train", config, seed=None)
 
 
 @pytest.mark.parametrize("suffix", ["zh-CN", "zh_cn", "ZH", "cmn", "zho", "cn"])

@@ -115,8 +115,8 @@ def test_a_word_of_a_word_tokenizer_is_one_piece(tmp_path: Path, text_config) ->
     config = text_config(tmp_path, task="masked_lm", window=8, whole_word=True)
     made = prepare(config)
     assert all(made.tokenizer.word_starts())
-    plain = MaskedLanguageModelling.rows(made, "train", text_config(tmp_path, window=8), 1)
-    whole = MaskedLanguageModelling.rows(made, "train", config, 1)
+    plain = MaskedLanguageModelling.rows(made, "train", text_config(tmp_path, window=8), seed=1)
+    whole = MaskedLanguageModelling.rows(made, "train", config, seed=1)
     for one, two in zip(plain[0, np.arange(9)], whole[0, np.arange(9)], strict=True):
         assert (one is None and two is None) or torch.equal(one, two)  # pyright: ignore[reportArgumentType]
 
@@ -126,7 +126,7 @@ def test_the_config_asks_for_whole_words_which_begin_with_a_mark(corpus, text_co
     fields |= {"window": WINDOW, "mask_probability": 0.3}
     root, task_rows = corpus.folder, cast(Any, MaskedLanguageModelling.rows)
     rows = {
-        whole: task_rows(corpus, "train", text_config(root, whole_word=whole, **fields), 1)
+        whole: task_rows(corpus, "train", text_config(root, whole_word=whole, **fields), seed=1)
         for whole in (False, True)
     }
     batches = [of[0, np.arange(40)] for of in rows.values()]

@@ -91,7 +91,7 @@ def during_training(part: Part) -> list[Sketch]:
         for w in warmups
     ]
     handles.append(key("unigram entropy", linestyle=REFERENCE, linewidth=1))
-    arrange(figure, axes_of, "optimizer step", f"{name} loss (nats per token)", handles)
+    arrange(figure, axes_of, "optimizer step", f"{name} loss ({part.grid.unit})", handles)
     return [sketch(name, figure, rows, links, cells, text="curves")]
 
 
