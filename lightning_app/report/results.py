@@ -351,7 +351,8 @@ class GridResults:
         return self.axes.get(key, [] if value is None else [value])
 
 
-Item, Key = TypeVar("Item"), TypeVar("Key", bound=Hashable)
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

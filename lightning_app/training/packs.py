@@ -231,7 +231,7 @@ class PackedModule(TransformerModule):
         """The rate of each of the optimizer's groups of a member in the next step."""
         schedule = self._schedules[place]
         pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-        return [rate * factor(self.global_step) for rate, factor in pairs]
+        return [float(rate * factor(self.global_step)) for rate, factor in pairs]
 
     def schedule_of(self, place: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the states of the schedule and of the optimizer's groups of a member alone."""

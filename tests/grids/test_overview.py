@@ -128,8 +128,8 @@ def test_a_few_steps_of_a_linear_schedule_are_measured(cache: str) -> None:
     tree["model"]["architecture"] |= {"encoder_depth": 1, "model_dim": 8, "num_heads": 2}
     tree["data"]["cache"] = cache
     given = f"{pl.__name__}.callbacks"  # the first needs a logger, the second checkpoints
-    names = (f"{given}.LearningRateMonitor", f"{given}.ModelCheckpoint")
-    tree["trainer"]["callbacks"] = [{"class_path": name} for name in names]
+    saver = {"class_path": f"{given}.ModelCheckpoint", "init_args": {"every_n_train_steps": 9}}
+    tree["trainer"]["callbacks"] = [{"class_path": f"{given}.LearningRateMonitor"}, saver]
     before = torch.get_num_threads()
     assert seconds_per_step(resolve(tree, "test"), steps=3) > 0
     assert torch.get_num_threads() == before == 1
