@@ -77,7 +77,8 @@ def test_scores_of_cosines_and_own_tables_have_theirs() -> None:
     ahead = build_task(
         ObjectiveConfig(kind="causal_lm", label_smoothing=0.0, second_target_weight=1.0)
     )
-    heads: Any = ahead.built(MUP, BlockConfig(preset="pre_ln"), VOCABULARY).auxiliary
+    heads: Any = ahead.built(MUP, BlockConfig(preset="attention_residuals"), VOCABULARY).auxiliary
+    assert [name for name, _ in heads.named_parameters()] == ["second_tables.0.weight"]  # all used
     seen: list[torch.Tensor] = []
     labels = torch.zeros(1, 4, dtype=torch.long)
 
