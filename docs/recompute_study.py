@@ -28,7 +28,6 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from itertools import accumulate, combinations, pairwise, product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -300,12 +299,10 @@ def dealt_p(bare: Sequence[int], warm: Sequence[int], runs: int, planned: int) -
     """
     if min(len(bare), len(warm)) < LEAST:
         return NAN
-    every, far, ways = [*bare, *warm], 0, 0
-    gap = abs(Fraction(sum(bare), len(bare)) - Fraction(sum(warm), len(warm)))
-    for places in combinations(range(len(every)), len(bare)):
-        chosen = sum(every[place] for place in places)
-        rest = Fraction(sum(every) - chosen, len(warm))
-        far += abs(Fraction(chosen, len(bare)) - rest) >= gap
+    every, n, m, far, ways = [*bare, *warm], len(bare), len(warm), 0, 0
+    gap = abs(sum(bare) * m - sum(warm) * n)  # of the means, times n m: in whole numbers
+    for chosen in map(sum, combinations(every, n)):
+        far += abs(chosen * m - (sum(every) - chosen) * n) >= gap
         ways += 1
     if planned < FEW and len(bare) == len(warm):
         for all_, some in ((bare, warm), (warm, bare)):
@@ -1134,7 +1131,8 @@ def read_grid(path: Path, folder: Path) -> Grid:
             row[name] = texts.get(f"runs/{row['name']}/{name}")
     now = path / "reported_grid.yaml"  # the grid file by which the tables were made
     file = now.read_text("utf-8") if now.is_file() else texts["grid.yaml"]
-    return Grid(json.loads(texts["plan.json"]), yaml.safe_load(file), rows)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # five times as fast
+    return Grid(json.loads(texts["plan.json"]), yaml.load(file, loader), rows)
 
 
 def read_arms(

@@ -33,6 +33,7 @@ SHAPED = [
     if "jaxtyping" in path.read_text(encoding="utf-8")
 ]
 """The modules whose calls are checked; a check takes as long as ten calls, so no others are."""
+CHECKED = pytest.StashKey[bool]()
 
 jaxtyping.install_import_hook(SHAPED, "beartype.beartype")
 jaxtyping.config.update("jaxtyping_disable", True)  # while tests are collected
@@ -50,6 +51,7 @@ def pytest_collection() -> Generator[None, Any, Any]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(5_000, 20, 50)  # the defaults take a twentieth of the time of all tests
         gc.enable()
 
 
@@ -66,6 +68,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items=[item for item in items if item.get_closest_marker("gpu")]
         )
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    first = dict[tuple[Path, str], pytest.Item]()
+    for item in items:
+        if item.path.parent.name in ("blocks", "models") and isinstance(item, pytest.Function):
+            is_first = first.setdefault((item.path, item.originalname), item) is item
+            item.stash[CHECKED] = is_first or item.get_closest_marker("every_shape") is not None
     cases = [item for item in items if isinstance(item, pytest.Function) and _indices(item)]
     tested = defaultdict[tuple[Path, str], set[int]](set)
     drawn = defaultdict[tuple[Path, str], list[int]](list)
@@ -105,11 +112,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check shapes at every call where blocks and models are tested; others have too many calls.
-    Embed fonts only where a test asks for it."""
-    checked = item.path.parent.name in ("blocks", "models")
-    off = not checked or item.get_closest_marker("unchecked_shapes") is not None
-    jaxtyping.config.update("jaxtyping_disable", off)
+    """Check shapes in the first case of each test of blocks and models: the others have the same
+    calls. Embed fonts only where a test asks for it."""
+    jaxtyping.config.update("jaxtyping_disable", not item.stash.get(CHECKED, False))
     if sheet := sys.modules.get("lightning_app.report.figures.sheet"):
         # To embed the fonts of the report takes most of the time of a PDF file.
         kind = 3 if item.get_closest_marker("pdf_files") is None else 42

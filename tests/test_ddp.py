@@ -50,6 +50,7 @@ CASES = {
         "synthetic_lm.yaml",
         settings={
             "data.evaluation_stride": 40,
+            "model.architecture.decoder_depth": 2,
             "data.tokenizer": "char",
             "model.schedule.kind": "cosine",
             "model.schedule.warmup_steps": 2,

@@ -14,6 +14,8 @@ from tests.attempt import measured
 from tests.tables import changed
 from tests.told import told
 
+pytestmark = pytest.mark.xdist_group("planned")  # one fork server serves all
+
 ABLATIONS = Path(__file__).parents[1] / "ablations"
 BASE = yaml.safe_load((ABLATIONS / "base" / "synthetic.yaml").read_text())
 MARK = Path("sprung")

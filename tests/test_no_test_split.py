@@ -8,7 +8,10 @@ import yaml
 from lightning_app.cli import main
 from tests.small import write_config, write_corpus
 
-pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+    pytest.mark.xdist_group("planned"),  # one fork server serves all
+]
 
 
 @pytest.fixture

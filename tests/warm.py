@@ -36,11 +36,13 @@ from typing import Any, NoReturn
 
 import yaml
 
+from tests import last
+
 ROOT = Path(__file__).parents[1]
 BASE = ROOT / "ablations" / "base" / "synthetic.yaml"
 cold_spawn = multiprocessing.util.spawnv_passfds
 MODULES = (
-    *("sacrebleu", "lightning_app.config.config", "lightning_app.tasks.translation"),
+    *("sacrebleu", "datasets", "lightning_app.config.config", "lightning_app.tasks.translation"),
     *("lightning_app.core.schema", "lightning_app.training.run", "lightning_app.commands.grid"),
     *("lightning_app.grids.supervisor", "lightning_app.report.write"),
     *("lightning_app.report.figures.sheet", "lightning_app.cli"),
@@ -51,6 +53,7 @@ SEARCHING = (*WITHOUT_TORCH, "lightning_app.config.config", "scipy.special")
 """A plan of a search asks the schema for the types of its fields, which imports torch."""
 SIZE = 1 << 20  # the maximum of bytes of a request
 ROOM = 1 << 15  # bytes for the environment of a process
+SERVER = "import tests.last; from tests.warm import main; main()"
 
 
 class Process:
@@ -121,6 +124,7 @@ class Process:
 
 
 _ended: list[float] = []
+_cached: list[Any] = []
 
 
 def ended_seconds() -> float:
@@ -234,7 +238,7 @@ def _start_server(path: str, modules: tuple[str, ...], root: Path) -> subprocess
         listener.bind(path)
         listener.listen()
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", str(listener.fileno()), *modules],
+            [sys.executable, "-c", SERVER, str(listener.fileno()), *modules],
             cwd=root,
             env={
                 **os.environ,
@@ -263,14 +267,27 @@ def serve(listener: socket.socket, modules: Iterable[str]) -> None:
     if "lightning_app.report.figures.sheet" in sys.modules:
         sheet: Any = sys.modules["lightning_app.report.figures.sheet"]
         sheet.STYLE["pdf.fonttype"] = 3  # fonts take most of the time of a report; see its tests
+    # `isinstance` would ask objects for their `__class__`, and those of torch may warn.
+    for each in gc.get_objects():
+        if type(each) is weakref.finalize:
+            each.atexit = False  # torch's libraries, which take as long as the rest of an end
+        elif type(each) is functools.cached_property and hasattr(each, "lock"):
+            _cached.append(each)
     gc.freeze()
     gc.enable()
 
+    forks = dict[int, int]()  # by pid: where to tell the end
+
     def reap(*_: object) -> None:
-        """Wait for attending forks, so that their processor time counts as this process's."""
+        """Send the exit codes and processor seconds of forks that have ended."""
         with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+            while (ended := os.wait4(-1, os.WNOHANG))[0]:
+                pid, code, used = ended
+                seconds = used.ru_utime + used.ru_stime
+                line = f"{os.waitstatus_to_exitcode(code)} {seconds:.2f}\n"
+                with suppress(BrokenPipeError):  # nobody waits
+                    os.write(forks[pid], line.encode())
+                os.close(forks.pop(pid))
 
     signal.signal(signal.SIGCHLD, reap)
     # A shell starts its background jobs, and so these tests, with the signal ignored.
@@ -286,35 +303,29 @@ def serve(listener: socket.socket, modules: Iterable[str]) -> None:
                 channels.remove(channel)
                 channel.close()
                 continue
-            if os.fork() == 0:
+            out, err, status = handles
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
                 for each in (listener, *channels):
                     each.close()
-                attend(json.loads(request), *handles)
-            for handle in handles:
-                os.close(handle)
+                for handle in (status, *forks.values()):
+                    os.close(handle)
+                become(json.loads(request), out, err)
+            forks[pid] = status
+            os.close(out)
+            os.close(err)
+            os.write(status, f"{pid}\n".encode())
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     for name in (path, f"{path}.lock"):
         with suppress(FileNotFoundError):
             os.unlink(name)
 
 
-def attend(request: dict, out: int, err: int, status: int) -> None:
-    """Fork for a request; send the pid and later the exit code. Returns only in the fork."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    pid = os.fork()
-    if pid == 0:
-        os.close(status)
-        become(request, out, err)
-    os.close(out)
-    os.close(err)
-    os.write(status, f"{pid}\n".encode())
-    _, ended, used = os.wait4(pid, 0)
-    code, seconds = os.waitstatus_to_exitcode(ended), used.ru_utime + used.ru_stime
-    os.write(status, f"{code} {seconds:.2f}\n".encode())
-    os._exit(0)
-
-
 def become(request: dict, out: int, err: int) -> NoReturn:
-    """Run like a process that `python` started, including the end of the interpreter."""
+    """Run like a process that `python` started, to its exit functions."""
     os.setsid()
     os.dup2(out, 1)
     os.dup2(err, 2)
@@ -335,13 +346,18 @@ def become(request: dict, out: int, err: int) -> NoReturn:
     added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:1] = [folder, *(path for path in added if path and path not in sys.path)]
     sys.argv = ["-c" if how == "-c" else what, *words]
-    if file:
-        runpy.run_path(what, run_name="__main__")
-    elif how == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
-    else:
-        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
-    sys.exit(0)
+    try:
+        if file:
+            runpy.run_path(what, run_name="__main__")
+        elif how == "-m":
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        else:
+            exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+        sys.exit(0)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            last.code = (end.code or 0) & 0xFF
+        raise
 
 
 def show_environment() -> None:
@@ -381,11 +397,8 @@ def spawn(program: Any, arguments: Sequence[Any], kept: Sequence[int]) -> int:
         for module in ("multiprocessing.forkserver", "multiprocessing.popen_forkserver"):
             sys.modules.pop(module, None)
         # A thread, as that of a study, may hold the lock of a cached property (before Python 3.12).
-        # `isinstance` would ask objects for their `__class__`, and those of torch may warn.
-        for kind in [each for m in [*sys.modules.values()] for each in vars(m).values()]:
-            for part in vars(kind).values() if issubclass(type(kind), type) else ():
-                if isinstance(part, functools.cached_property) and hasattr(part, "lock"):
-                    part.lock = threading.RLock()  # pyright: ignore[reportAttributeAccessIssue]
+        for part in _cached:
+            part.lock = threading.RLock()
         # The program has loaded its plug-ins already; a server that is started cold has not.
         if (plugins := sys.modules.get("lightning_app.plugins")) is not None:
             for name in list(plugins.loaded()):
@@ -398,5 +411,5 @@ def spawn(program: Any, arguments: Sequence[Any], kept: Sequence[int]) -> int:
     os._exit(failed)
 
 
-if __name__ == "__main__":
+def main() -> None:
     serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -381,7 +381,7 @@ def _write(folder: Path, config: DataConfig, source: Source) -> None:
     kind, corpus = config.rows, sources.read(source, config)
     read = {split: len(rows) for split, rows in corpus.splits.items()}
     splits = {
-        split: {column: list(rows[column]) for column in rows.column_names}
+        split: {column: rows[column][:] for column in rows.column_names}
         for split, rows in corpus.splits.items()
     }
     dropped: dict[str, dict[str, int]] = {}

@@ -348,7 +348,7 @@ def train(lines: Callable[[], Iterator[str]], kind: TokenizerKind, vocab_size: i
     if kind == "char":
         return _train_on_all(lines, "char", len(_characters(lines())) + SPECIALS, **_EVERY_SPACE)
     if kind == "word":
-        found = {match[0] for line in lines() for match in re.finditer("[^ ▁]+", line)}
+        found = {word for line in lines() for word in re.findall("[^ ▁]+", line)}
         words = {word for word in found if not any(piece in word for piece in _SPECIAL_PIECES)}
         for word in words:
             if len(word) * 4 > _LONGEST_WORD and (size := len(word.encode())) > _LONGEST_WORD:

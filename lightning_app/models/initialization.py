@@ -160,22 +160,23 @@ def initialize(model: nn.Module) -> None:
     Parts with ``drawn_last = True`` are drawn after all others, so that what a variant shares with
     others starts equal.
     """
-    parts = [part for part in model.modules() if getattr(part, "drawn_last", False)]
+    modules = [*model.modules()]
+    parts = [part for part in modules if getattr(part, "drawn_last", False)]
     last = {module: None for part in parts for module in part.modules()}
     seed = _seeds(model)
-    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    blocks = [module for module in modules if isinstance(module, Block)]
     inner = {module for block in blocks for module in block.modules()}
-    for module in model.modules():
+    for module in modules:
         if module not in last:
             _set(module, seed, module in inner)
     # After the loop: these override the general rule.
     branches = {
         block: stack.spec.depth * (2 if block.cross_attention is None else 3)
-        for stack in model.modules()
+        for stack in modules
         if isinstance(stack, BlockStack)
         for _, block in stack.layers
     }
-    for module in model.modules():
+    for module in modules:
         if isinstance(module, Block):
             initialize_block(module, module.spec.init, seed, branches.get(module, 1))
         elif isinstance(module, Halting):
@@ -183,7 +184,7 @@ def initialize(model: nn.Module) -> None:
     for module in last:
         _set(module, seed, module in inner)
     seed(model)  # what follows, such as heads of a task, starts equal as well
-    for module in model.modules():
+    for module in modules:
         if isinstance(module, SpectralLinear):
             module.start()
         elif isinstance(module, Block | Embedding):

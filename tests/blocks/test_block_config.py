@@ -281,7 +281,6 @@ def run(encoder: StackSpec, decoder: StackSpec) -> None:
 VALUES = [(axis, value) for axis, values in AXES.items() for value in values]
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_axes_on_preset_run_or_are_refused(preset: str, every: int) -> None:
@@ -311,7 +310,6 @@ def test_branches_whose_norms_start_at_zero_need_their_skips() -> None:
         check_axis("swin_v2", axis, value, runs=False)
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("placement", [None, "post", "pre", "peri", "none"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_stream_of_what_is_not_refused_stays_bounded(preset: str, placement: Any) -> None:

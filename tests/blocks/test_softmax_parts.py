@@ -98,7 +98,6 @@ def test_a_cap_has_a_second_derivative() -> None:
     )
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("form", ["reversible", "blocked"])
 @pytest.mark.parametrize("carry", ["sum", "mean"])
 def test_carried_scores_beside_a_sink_in_every_form(form: Any, carry: Any) -> None:

@@ -98,7 +98,6 @@ def count_all(model: nn.Module, tokens: Tensor) -> None:
     count_tokens_of(model, {"decoder": torch.ones_like(tokens, dtype=torch.bool)})
 
 
-@pytest.mark.unchecked_shapes
 @each_form
 @each_preset
 @pytest.mark.parametrize("length", [5, 19])
@@ -116,7 +115,6 @@ def test_the_causal_model_is_the_reference(block: Any, preset: str, length: int)
         assert max(spans.std() for spans in stack.spans) > 0.7
 
 
-@pytest.mark.unchecked_shapes
 @each_form
 @each_preset
 @pytest.mark.parametrize("width", [0, 12])
@@ -144,7 +142,6 @@ def test_masked_words_are_the_reference(block: Any, preset: str, span: dict[str,
     same(model(tokens, positions), expected)
 
 
-@pytest.mark.unchecked_shapes
 @each_form
 @pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "sas"])
 def test_gradients_are_those_of_the_reference(block: Any, preset: str) -> None:
@@ -171,7 +168,6 @@ def test_gradients_are_those_of_the_reference(block: Any, preset: str) -> None:
     assert all(bool((gradient.abs() > 1e-9).all()) for gradient in moved)
 
 
-@pytest.mark.unchecked_shapes
 @each_form
 @pytest.mark.parametrize("carry", ["sum", "mean", "qk_sum"])
 def test_spans_never_enter_the_chain(block: Any, carry: Any) -> None:
@@ -234,7 +230,6 @@ def test_spans_that_all_layers_share_are_penalised_once() -> None:
     assert float(auxiliary_terms(model, torch.tensor(9.0))["span"].detach()) == 0.25 * LONGEST
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("preset", ["pre_ln", "v_skipinit"])
 @pytest.mark.parametrize("build", [tiny.causal_model, tiny.masked_model])
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.13, 1.0])
@@ -273,7 +268,6 @@ def test_a_diverged_span_is_not_trimmed() -> None:
     assert mask.window.before == 10
 
 
-@pytest.mark.unchecked_shapes
 @each_form
 @pytest.mark.parametrize(
     ("preset", "trim"), [("post_ln", False), ("pre_ln", True), ("realformer", False), ("sas", True)]

@@ -15,10 +15,7 @@ from lightning_app.testing import CHECKS, check_cached_text
 from tests import tiny
 from tests.noted import noted
 
-pytestmark = [
-    pytest.mark.usefixtures("float64"),
-    pytest.mark.unchecked_shapes,  # other tests of these models check them
-]
+pytestmark = pytest.mark.usefixtures("float64")
 
 every_preset = pytest.mark.parametrize("preset", PRESETS)
 

@@ -26,7 +26,7 @@ from lightning_app.tasks.base import build_task
 from lightning_app.tasks.causal_lm import CausalBatch
 from tests import tiny
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.unchecked_shapes]
+pytestmark = pytest.mark.usefixtures("float64")
 
 Rows = Sequence[Sequence[int]]
 """The documents of each row of a batch, in tokens; together as many in each."""

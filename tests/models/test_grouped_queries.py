@@ -48,7 +48,6 @@ def both(build: Any, block: BlockConfig, **changes: Any) -> tuple[Any, Any]:
 @pytest.mark.in_turn(6)
 @every_block
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope", "relative"])
-@pytest.mark.unchecked_shapes
 def test_it_is_attention_with_repeated_heads(float64: None, name: str, positions: str) -> None:
     if (name, positions) == ("qk_sum", "relative"):
         with pytest.raises(ValueError, match="qk_sum"):
@@ -71,7 +70,6 @@ def test_it_is_attention_with_repeated_heads(float64: None, name: str, positions
 
 
 @pytest.mark.parametrize("form", ["plain", "stored", "reversible", "blocked"])
-@pytest.mark.unchecked_shapes
 def test_every_form_of_a_chain(float64: None, form: Any) -> None:
     """Also the gradients, which a repeated matrix splits among its copies."""
     grouped, ordinary = both(tiny.causal_model, BLOCKS["sum"])
@@ -91,7 +89,6 @@ def test_every_form_of_a_chain(float64: None, form: Any) -> None:
 @pytest.mark.in_turn(4)
 @every_block
 @pytest.mark.parametrize("positions", ["sinusoidal", "rope"])
-@pytest.mark.unchecked_shapes
 @torch.no_grad()
 def test_cached_decoding_is_the_whole_pass(float64: None, name: str, positions: str) -> None:
     """The caches hold the heads of keys and values only."""

@@ -135,7 +135,6 @@ def check_beams(model: EncoderDecoder, steps: int, leaving: Sequence[int] = ()) 
         *(("sas", "sum"), ("pre_ln", "mean"), ("qk_norm", "qk_sum")),
     ],
 )
-@pytest.mark.unchecked_shapes
 @torch.no_grad()
 def test_beams_that_share_a_cache_go_on_from_their_own_prefixes(
     float64: None, preset: str, carry: Any, positions: Any

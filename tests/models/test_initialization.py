@@ -29,7 +29,6 @@ from lightning_app.runs.records import read_yaml
 from tests import reference
 from tests.noted import noted
 
-pytestmark = pytest.mark.unchecked_shapes  # every other test builds models, too
 DIM, FF, HEADS, VOCABULARY, PAD = 64, 96, 4, 997, 3
 ENCODER, DECODER = 3, 2
 SIZES: dict[str, Any] = {"encoder_depth": ENCODER, "decoder_depth": DECODER}

@@ -53,7 +53,6 @@ def folded(model: nn.Module, call: Any) -> int:
     return sum(found)
 
 
-@pytest.mark.unchecked_shapes
 @each_preset
 @pytest.mark.parametrize("span", [(1, 3), (3, 4)], ids=str)
 def test_masked_words_are_folded(monkeypatch, preset: str, span: tuple[int, int]) -> None:
@@ -67,7 +66,6 @@ def test_masked_words_are_folded(monkeypatch, preset: str, span: tuple[int, int]
     same(found, model(tokens, positions))
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("carry", ["sum", "mean", "qk_sum"])
 @pytest.mark.parametrize("form", ["plain", "stored", "reversible", "blocked"])
 @pytest.mark.parametrize("preset", ["pre_ln", "sas"])
@@ -93,7 +91,6 @@ def test_a_chain_folds_in_every_form(preset: str, form: Any, carry: Any) -> None
         same(one, other)
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("preset", ["post_ln", "pre_ln", "realformer", "sas"])
 @pytest.mark.parametrize(
     ("span", "positions"), [((1, 3), "sinusoidal"), ((3, 4), "rope"), ((4, 1), "learned")]
@@ -110,7 +107,6 @@ def test_cached_decoding_equals_full_decoding(preset, span, positions: str) -> N
     assert state.caches[0].room <= max(2 * sum(span), sum(span) + 9)
 
 
-@pytest.mark.unchecked_shapes
 def test_beams_keep_their_windows() -> None:
     """Beams that are reordered write slots in another order than that of their positions."""
     model = tiny.randomise(tiny.causal_model(block("pre_ln", (2, 3)))).eval()
@@ -213,7 +209,6 @@ def test_one_window_serves_a_chain_and_none_a_cross_attention() -> None:
         replace(first, cross_attention=first.self_attention)
 
 
-@pytest.mark.unchecked_shapes
 def test_layers_may_have_windows_of_their_own() -> None:
     """Each has the mask of its window; cached decoding keeps what the widest one sees."""
     plain = tiny.causal_model(block("pre_ln", (2, 3)))

@@ -62,7 +62,6 @@ def close(*both: Any) -> None:
     torch.testing.assert_close(*map(torch.as_tensor, both), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("positions", ["relative", "relative_untied", "rope"])
 @pytest.mark.parametrize("preset", [*MAIN, *STREAMS])
@@ -75,7 +74,6 @@ def test_segments_are_one_pass_over_the_text(preset: str, positions: str, length
     close(made.embedding.logits(read(made, tokens)), expected)
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("length", [3, 6])
 @pytest.mark.parametrize("preset", sorted(PRESETS.keys() - {"resformer"}))
 def test_every_preset_reads_in_segments(preset: str, length: int) -> None:
@@ -94,7 +92,6 @@ SOFTMAX: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize(
     ("memory", "axes", "positions", "mask"),
     [
@@ -113,7 +110,6 @@ def test_axes_read_in_segments(memory: MemorySpec, axes: Any, positions: str, ma
     close(read(made, tokens), alike(made, preset, positions, **mask, **rest).states(tokens))
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("carry", ["sum", "mean", "qk_sum"])
 @pytest.mark.parametrize("form", ["plain", "stored", "reversible", "blocked"])
 def test_chains_in_every_form(form: Any, carry: Any) -> None:
@@ -134,7 +130,6 @@ def test_chains_in_every_form(form: Any, carry: Any) -> None:
 
 
 @pytest.mark.in_turn(4)
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("same_length", [False, True])
 @pytest.mark.parametrize("positions", ["relative", "rope"])
 @pytest.mark.parametrize("preset", MAIN)
@@ -216,7 +211,6 @@ def test_a_memory_of_everything_is_a_causal_pass() -> None:
     close(made.embedding.logits(read(made, tokens)), made(tokens))
 
 
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize(
     ("spec", "length"),
     [(MemorySpec(length=2, evaluation_length=5), 5), (MemorySpec(length=5, same_length=True), 4)],

@@ -431,7 +431,6 @@ def trained(
 
 
 @pytest.mark.in_turn(3)
-@pytest.mark.unchecked_shapes
 @pytest.mark.parametrize("name", EVERY)
 def test_a_run_continues_from_its_checkpoint(name: str) -> None:
     """Ours in bfloat16, whose moments are of another type; the others follow from it."""

@@ -301,14 +301,11 @@ def parametrize(cases: Mapping[str, Any]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases.values(), ids=list(cases))
 
 
-unchecked = pytest.mark.unchecked_shapes
-"""For gradients of models whose outputs are compared, and shapes checked, above."""
-
-
 def test_every_preset_has_a_reference() -> None:
     assert list(REFERENCE) == list(PRESETS)
 
 
+@pytest.mark.every_shape
 @parametrize(EVERY)
 def test_translation_equals_reference(case: Case) -> None:
     model = tiny.randomise(tiny.translator(case.block, **case.architecture))
@@ -331,6 +328,7 @@ def test_translation_equals_reference(case: Case) -> None:
         )
 
 
+@pytest.mark.every_shape
 @parametrize(EVERY | BERT)
 def test_masked_prediction_equals_reference(case: Case) -> None:
     model = tiny.randomise(tiny.masked_model(case.block, **case.architecture))
@@ -349,7 +347,6 @@ def test_next_token_prediction_equals_reference(case: Case) -> None:
     torch.testing.assert_close(model(tokens), torch.from_numpy(expected), rtol=1e-11, atol=1e-11)
 
 
-@unchecked
 @parametrize({name: PLAIN[name] for name in ("post_ln", "pre_ln", "realformer", "sas")} | CAPPED)
 def test_next_token_gradient_equals_differences_of_reference(case: Case) -> None:
     model = tiny.randomise(tiny.causal_model(case.block, **case.architecture))
@@ -363,7 +360,6 @@ def test_next_token_gradient_equals_differences_of_reference(case: Case) -> None
     check_slopes(model, (model(tokens) * weight).sum(), reference_loss)
 
 
-@unchecked
 @parametrize(SMOOTH)
 @pytest.mark.in_turn(3)
 def test_translation_gradient_equals_differences_of_reference(case: Case) -> None:
@@ -383,7 +379,6 @@ def test_translation_gradient_equals_differences_of_reference(case: Case) -> Non
     check_slopes(model, (model(source, target) * weight).sum(), reference_loss)
 
 
-@unchecked
 @parametrize(PLAIN | BERT | CAPPED)
 def test_masked_gradient_equals_differences_of_reference(case: Case) -> None:
     model = tiny.randomise(tiny.masked_model(case.block, **case.architecture))

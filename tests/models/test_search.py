@@ -13,7 +13,6 @@ from lightning_app.models.search import Marks, SearchConfig, search
 
 PAD, BOS, EOS, MASK = 0, 2, 3, 4
 MARKS = Marks(bos=BOS, eos=EOS, mask=MASK)
-pytestmark = pytest.mark.unchecked_shapes  # tests of decoding check them
 
 
 def tiny(preset: str, vocab_size: int = 11, seed: int = 0, **positions: Any) -> EncoderDecoder:

@@ -22,7 +22,7 @@ from lightning_app.testing import check_cached_text
 from tests import tiny
 from tests.models.test_reference_steps import same
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.unchecked_shapes]
+pytestmark = pytest.mark.usefixtures("float64")
 
 DEPTHS = {"encoder_depth": 4, "decoder_depth": 5}
 UNEQUAL = {"admin", "mix_ln", "layer_norm_scaling", "sas_p_no_norm"}

@@ -25,8 +25,6 @@ from lightning_app.testing import check_preset
 from tests.plugins.conftest import Write
 from tests.told import told
 
-pytestmark = pytest.mark.unchecked_shapes
-
 RULES = """
 import torch
 from torch import nn

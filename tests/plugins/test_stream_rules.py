@@ -29,8 +29,6 @@ from lightning_app.training.callbacks.probes import SignalProbe
 from tests.pages import fenced
 from tests.plugins.conftest import Write
 
-pytestmark = pytest.mark.unchecked_shapes
-
 RULE, GATE, VALUES, ATTENTION = (
     next(
         block.text

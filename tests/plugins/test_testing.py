@@ -7,8 +7,6 @@ from lightning_app.testing import CHECKS, check_preset
 from tests.plugins.conftest import PARTS, Write
 from tests.told import told
 
-pytestmark = pytest.mark.unchecked_shapes
-
 BROKEN = """
 import torch
 from torch import nn

@@ -10,6 +10,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -104,7 +105,8 @@ class FakeGrid:
         plan |= {"cells": self.cells}
         folder.mkdir(parents=True)
         grid = json.loads(json.dumps(grid))
-        (folder / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False), encoding="utf-8")
+        text = yaml.dump(grid, Dumper=yaml.CSafeDumper, sort_keys=False)
+        (folder / "grid.yaml").write_text(text, encoding="utf-8")
         (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
         for cell in self.cells:
             self.end(cell, outcome(cell["axes"]))
@@ -126,7 +128,8 @@ class FakeGrid:
             for part in path:
                 tree = tree.setdefault(part, {})
             tree[last] = value
-        (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        text = yaml.dump(config, Dumper=yaml.CSafeDumper)
+        (run / "config.yaml").write_text(text, encoding="utf-8")
         (attempt / "log.txt").write_text("started\n", encoding="utf-8")
         if outcome == "failed":
             text = "Traceback (most recent call last):\n  ...\nRuntimeError: <b>out of</b> memory\n"
@@ -147,19 +150,19 @@ class FakeGrid:
 
     def rewrite(self, change: Callable[[Mapping[str, Any], dict[str, Any]], object]) -> None:
         """Change the result of each finished run, given its axes."""
-        for cell in self.cells:
-            path = self.run(cell) / "result.json"
-            if path.is_file():
-                record = json.loads(path.read_text())
-                change(cell["axes"], record)
-                path.write_text(json.dumps(record))
+        for number, cell in enumerate(self.cells):
+            self._change(number, partial(change, cell["axes"]))
 
     def edit(self, number: int, metrics: Mapping[str, Any] | None = None, **fields: Any) -> None:
         """Change metrics and fields of the result of a cell."""
-        axes = self.cells[number]["axes"]
-        self.rewrite(
-            lambda at, of: at == axes and (of.update(fields), of["metrics"].update(metrics or {}))
-        )
+        self._change(number, lambda of: (of.update(fields), of["metrics"].update(metrics or {})))
+
+    def _change(self, number: int, change: Callable[[dict[str, Any]], object]) -> None:
+        path = self.run(self.cells[number]) / "result.json"
+        if path.is_file():
+            record = json.loads(path.read_text())
+            change(record)
+            path.write_text(json.dumps(record))
 
     def metrics_csv(self, path: Path, loss: float | None) -> None:
         end = ENTROPY if loss is None else loss
@@ -250,7 +253,8 @@ def keep(fake: Any, wanted: Callable[[Mapping[str, Any]], bool]) -> None:
 def change(fake: Any, **fields: Any) -> None:
     """Give the grid file these fields."""
     path = fake.folder / "grid.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | fields, sort_keys=False))
+    tree = yaml.load(path.read_text(), yaml.CSafeLoader) | fields
+    path.write_text(yaml.dump(tree, Dumper=yaml.CSafeDumper, sort_keys=False))
 
 
 def link(fake: Any, axis: str, other: str, values: Mapping[Any, Any]) -> None:

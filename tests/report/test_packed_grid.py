@@ -21,7 +21,7 @@ from lightning_app.report.packed import PACKED, found_results, unpack
 from lightning_app.report.results import read_results
 from lightning_app.report.write import publish
 from lightning_app.runs.records import is_sealed, sealed
-from tests.report.conftest import PRESET, RATE, SEED, WARMUP, write_report
+from tests.report.conftest import PRESET, RATE, SEED, WARMUP, FakeGrid, write_report
 
 AXES = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], RATE: [0.004, 0.008], SEED: [1, 2, 3]}
 
@@ -39,17 +39,24 @@ def mixed(axes: Mapping[str, Any]) -> float | str | None:
     return odd.get(place, 2.0 + need + 0.05 * axes[SEED] + 10 * axes[RATE])
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a grid, `demo`, and of the published `study`."""
+    folder = tmp_path_factory.mktemp("made")
+    publish(read_results(FakeGrid(folder / "demo", mixed, AXES).folder), folder / "study")
+    return folder
+
+
 @pytest.fixture
-def runs(make_grid: Any) -> Path:
+def runs(made: Path, tmp_path: Path) -> Path:
     """The folder of the runs."""
-    return make_grid(mixed, AXES).folder
+    return shutil.copytree(made / "demo", tmp_path / "demo")
 
 
 @pytest.fixture
-def study(runs: Path, tmp_path: Path) -> Path:
+def study(made: Path, tmp_path: Path) -> Path:
     """The folder of the published study."""
-    publish(read_results(runs), tmp_path / "study")
-    return tmp_path / "study"
+    return shutil.copytree(made / "study", tmp_path / "study")
 
 
 def test_the_report_of_a_published_study_has_the_numbers_of_its_runs(runs, study, tmp_path, capsys):

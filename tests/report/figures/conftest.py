@@ -1,24 +1,32 @@
 """Figures of grid folders written by hand, with what they were drawn from."""
 
 import csv
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from lightning_app.report import write
 from lightning_app.report.figures.sheet import FigureFiles
 from lightning_app.report.results import read_results
-from lightning_app.report.write import write_figures
+from lightning_app.report.write import FigureKind
 
 
 class Drawn:
     """The figures of one grid by the stem of their files."""
 
-    def __init__(self, folder: Path, out: Path) -> None:
-        self.out = out
-        self.list = write_figures(read_results(folder), out)
+    def __init__(self, folder: Path, out: Path, kinds: Collection[str]) -> None:
+        """Draw the figures of these kinds, or all."""
+        self.out, drawing = out, write._draw
+
+        def draw(kind: FigureKind, *of: Any) -> list[FigureFiles]:
+            return drawing(kind, *of) if kind.name in kinds or not kinds else []
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(write, "_draw", draw)
+            self.list = write.write_figures(read_results(folder), out)
         self.by_name: dict[str, FigureFiles] = {drawing.path.stem: drawing for drawing in self.list}
 
     @property
@@ -34,8 +42,9 @@ class Drawn:
 
 @pytest.fixture
 def draw(tmp_path: Path) -> Callable[..., Drawn]:
-    """`draw(folder)` draws the grid in `folder`; `out` names another folder for the figures."""
-    return lambda folder, out="figures": Drawn(folder, tmp_path / out)
+    """`draw(folder, KIND, ...)` draws the grid in `folder`, without a kind all of its figures;
+    `out` names another folder for them."""
+    return lambda folder, *kinds, out="figures": Drawn(folder, tmp_path / out, kinds)
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

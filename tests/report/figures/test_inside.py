@@ -58,7 +58,7 @@ def number_of(fake, name):
 
 
 def test_a_stalled_run_stands_beside_its_twin(probed, draw):
-    drawn = draw(probed.folder)
+    drawn = draw(probed.folder, "probes", "explanations")
     (drawing,) = [d for d in drawn.list if d.path.stem.startswith("probes")]
     stalled, twin = drawing.cells
     assert (stalled.state, twin.state) == ("diverged", "ok")
@@ -87,7 +87,7 @@ def test_a_stall_without_a_twin_has_no_panels(make_grid, draw, table):
         for cell in fake.cells:
             if cell["axes"][WARMUP] in probed_warmups:
                 table(fake.run(cell) / "probes.csv", probe_rows(0))
-        drawn = draw(fake.folder)
+        drawn = draw(fake.folder, "probes", "resources")
         assert "probes" not in drawn.names
         assert "resources" in drawn.names
 
@@ -99,7 +99,7 @@ def test_variants_that_are_not_drawn_are_named(make_grid, draw, table, monkeypat
     fake = make_grid(lambda a: 2.0 if a[WARMUP] else 4.5, axes, curves=False)
     for cell in fake.cells:
         table(fake.run(cell) / "probes.csv", probe_rows(0))
-    drawings = [d for d in draw(fake.folder).list if d.path.stem.startswith("probes")]
+    drawings = [d for d in draw(fake.folder, "probes").list if d.path.stem.startswith("probes")]
     assert [d.path.stem for d in drawings] == ["probes-1", "probes-2"]
     drawn = [d.cells[0].variant for d in drawings]
     (rest,) = {"a", "b", "c"} - {*drawn}
@@ -126,7 +126,7 @@ def test_explanations_show_the_shortest_and_the_longest_warmup(make_grid, draw, 
     fake = make_grid(outcome, {**AXES, WARMUP: [0, 30, 60]}, curves=False)
     for number, cell in enumerate(fake.cells):
         table(fake.run(cell) / "probes.csv", updates(number))
-    drawn = draw(fake.folder)
+    drawn = draw(fake.folder, "explanations")
     (drawing,) = [d for d in drawn.list if d.path.stem.startswith("explanations")]
     found = [(c.variant, c.warmup, c.lr, c.seed) for c in drawing.cells]
     assert found == [("post_ln", 0, 4e-3, 1), ("post_ln", 60, 4e-3, 1)]
@@ -157,7 +157,7 @@ def column(path, name):
 def test_curves_are_those_of_the_runs(make_grid, draw, outcome, monkeypatch, fewest, tag):
     monkeypatch.setattr(training, "FEWEST", fewest)
     fake = make_grid(outcome)
-    table = draw(fake.folder).table("training")
+    table = draw(fake.folder, "training").table("training")
     found = {
         run: dict(zip(rows["step"], rows[tag], strict=True))
         for run, rows in table[table["mark"] == "run"].groupby("run")
@@ -175,7 +175,7 @@ def test_the_mean_ends_where_a_run_ends(make_grid, draw, table):
     for cell, last in zip(fake.cells, (50, 100), strict=True):
         rows = [{"step": s, "train/nll": 5 - s / 100} for s in range(10, last + 1, 10)]
         table(fake.run(cell) / "metrics.csv", [*rows, {"step": last + 1, "train/nll": "nan"}])
-    drawn = draw(fake.folder).table("training")
+    drawn = draw(fake.folder, "training").table("training")
     assert drawn[drawn["mark"] == "mean"]["step"].max() == 50
     assert drawn["step"].max() == 100
 
@@ -189,7 +189,7 @@ def test_single_curves_have_fewer_points_where_there_are_many(make_grid, draw, t
         rows = [{"step": step, "train/nll": 4 + step % 2} for step in range(1, POINTS + 1)]
         for cell in fake.cells:
             table(fake.run(cell) / "metrics.csv", rows)
-        text = draw(fake.folder, name).svg("training")
+        text = draw(fake.folder, "training", out=name).svg("training")
         lines = re.findall(r'<path d="(M [^"]+)"[^>]*stroke-opacity: 0.3', text)
         assert len(lines) == count
         longest.append(max(line.count("L ") for line in lines) + 1)
@@ -208,7 +208,7 @@ def test_numbers_are_those_of_the_runs(make_grid, draw):
         values = {"parameters": parameters, "peak_memory_bytes": (number + 1) << 20}
         fake.edit(number, {"train/tokens_per_second": 1000.0 + number}, **values)
         truth[cell["name"]] = values | {"tokens_per_second": 1000.0 + number}
-    drawn = draw(fake.folder)
+    drawn = draw(fake.folder, "resources")
     table = drawn.table("resources")
     runs = table[table["mark"] == "run"].pivot(index="run", columns="quantity", values="value")
     assert runs.to_dict("index") == truth
@@ -222,14 +222,14 @@ def test_numbers_are_those_of_the_runs(make_grid, draw):
     assert "noisy" in drawn.by_name["resources"].limits
     assert len(drawn.by_name["resources"].cells) == 16
     fake.edit(0, device="NVIDIA H200")
-    assert "2 kinds of device" in draw(fake.folder).by_name["resources"].limits
+    assert "2 kinds of device" in draw(fake.folder, "resources").by_name["resources"].limits
 
 
 def test_very_many_runs_are_few_nodes_of_the_page(make_grid, draw, monkeypatch):
     fake = make_grid(lambda a: 2.0, AXES, curves=False)
-    linked = draw(fake.folder).svg("resources")
+    linked = draw(fake.folder, "resources").svg("resources")
     monkeypatch.setattr(sheet, "MOST", 3)
-    drawn = draw(fake.folder)
+    drawn = draw(fake.folder, "resources")
     text = drawn.svg("resources")
     paths = re.findall(r'<path d="([^"]+)"[^>]*stroke-linecap: round', text)
     assert [path.count("M ") for path in paths] == [8] * 4  # two variants, two quantities

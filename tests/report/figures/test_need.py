@@ -151,7 +151,7 @@ def test_the_forest_of_a_comparison_tells_better_by_the_mode_of_the_metric(make_
 
 def test_numbers_are_those_of_the_runs(make_grid, draw, outcome):
     fake = make_grid(outcome)
-    table = draw(fake.folder).table("loss_by_warmup")
+    table = draw(fake.folder, "loss_by_warmup").table("loss_by_warmup")
     runs = table[table["mark"] == "run"].set_index(["variant", "warmup", "seed"])
     assert len(runs) == len(fake.cells) == 30
     for cell in fake.cells:
@@ -176,7 +176,8 @@ def test_no_interval_where_seeds_end_differently(make_grid, draw):
     def outcome(axes):
         return 4.5 if axes[WARMUP] == 0 and axes[SEED] == 1 else 2.0 + axes[SEED] / 10
 
-    drawn = draw(make_grid(outcome, {SEED: [1, 2, 3], WARMUP: [0, 60]}).folder)
+    folder = make_grid(outcome, {SEED: [1, 2, 3], WARMUP: [0, 60]}).folder
+    drawn = draw(folder, "forest", "loss_by_warmup")
     forest = drawn.table("forest").query("mark == 'mean'").iloc[0]
     assert forest["value"] == pytest.approx((4.5 - 2.1 + 0 + 0) / 3)
     assert np.isnan([forest["low"], forest["holm_low"]]).all()
@@ -200,7 +201,7 @@ def test_quality_is_what_the_task_has(make_grid, draw, metrics, kind, title):
     tree = yaml.safe_load((folder / "grid.yaml").read_text())
     tree["base_config"]["model"]["objective"]["kind"] = kind
     (folder / "grid.yaml").write_text(yaml.safe_dump(tree))
-    drawn = draw(folder)
+    drawn = draw(folder, "quality_by_warmup")
     if title is None:
         assert "quality_by_warmup" not in drawn.names
         return
@@ -212,7 +213,7 @@ def test_quality_is_what_the_task_has(make_grid, draw, metrics, kind, title):
 
 def test_the_effect_of_warm_up_is_delta_at_each_step(make_grid, draw, outcome):
     fake = make_grid(outcome)
-    curves = draw(fake.folder).table("warmup_effect")
+    curves = draw(fake.folder, "warmup_effect").table("warmup_effect")
     assert set(curves["mark"]) == {"curve"}
     scores = sensitivity_scores(read_results(fake.folder))
     scores = {score.variant: score.estimate for score in scores if score.score == "delta"}
@@ -235,5 +236,6 @@ def test_the_effect_of_warm_up_is_delta_at_each_step(make_grid, draw, outcome):
 def test_several_rates_or_no_reference_have_no_single_effect(make_grid, draw):
     axes = {PRESET: ["pre_ln"], WARMUP: [0, 60], SEED: [1, 2]}
     bare = {"reference_warmup": None, "baseline": None}
-    drawn = draw(make_grid(lambda a: 2.0 + 0.1 * a[SEED], axes, sensitivity=bare).folder)
+    fake = make_grid(lambda a: 2.0 + 0.1 * a[SEED], axes, sensitivity=bare)
+    drawn = draw(fake.folder, "warmup_effect")
     assert "warmup_effect" not in drawn.names

@@ -28,7 +28,7 @@ def outcome(axes):
 
 def test_dots_are_the_losses_of_the_runs_and_lines_their_means(make_grid, draw):
     fake = make_grid(outcome, AXES, curves=False)
-    drawn = draw(fake.folder)
+    drawn = draw(fake.folder, "loss_by_rate")
     table = drawn.table("loss_by_rate")
     runs = table[table["mark"] == "run"].set_index("run")
     assert sorted(runs.index) == sorted(cell["name"] for cell in fake.cells)
@@ -157,7 +157,7 @@ def stalling(axes):
 
 
 def test_the_map_holds_means_and_counts_on_a_scale_that_ends_at_the_entropy(make_grid, draw):
-    drawn = draw(make_grid(stalling, FEW, curves=False).folder)
+    drawn = draw(make_grid(stalling, FEW, curves=False).folder, "rate_by_warmup")
     table = drawn.table("rate_by_warmup").set_index(["variant", "warmup", "lr"])
     assert len(table) == 12
     for (preset, warmup, lr), row in table.iterrows():
@@ -181,12 +181,13 @@ def test_points_without_a_run_stay_empty_and_pruned_grids_have_no_map(make_grid,
     def missing(axes):
         return "waiting" if axes[RATE] == 2e-3 and axes[WARMUP] == 60 else stalling(axes)
 
-    table = draw(make_grid(missing, FEW, curves=False).folder).table("rate_by_warmup")
+    folder = make_grid(missing, FEW, curves=False).folder
+    table = draw(folder, "rate_by_warmup").table("rate_by_warmup")
     empty = table[table["n"] == 0]
     assert set(zip(empty["warmup"], empty["lr"], strict=True)) == {(60, 2e-3)}
     assert empty["loss"].isna().all()
     fake = make_grid(stalling, FEW, curves=False, name="pruned")
     fake.prune(0)
-    names = draw(fake.folder).names
+    names = draw(fake.folder, "loss_by_rate", "rate_by_warmup", "forest").names
     assert "loss_by_rate" in names
     assert not {"rate_by_warmup", "forest"} & {*names}
