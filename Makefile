@@ -1,8 +1,8 @@
 # The two commands: `make demo` and `make test`. PYTHON=python3.12 picks the interpreter.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two processes more than there are cores: tests that wait for another process leave one free.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# One process more than there are cores: tests that wait for another process leave one free.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 .PHONY: demo test check format docs
 

@@ -106,8 +106,8 @@ def _indices(item: pytest.Function) -> dict[str, int]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes more than there are cores: a third of their time is spent waiting."""
-    return (os.cpu_count() or 1) + 2
+    """One process more than there are cores: a fifth of their time is spent waiting."""
+    return (os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -105,6 +106,9 @@ class TextDataModule(pl.LightningDataModule):
         self.source_vocab: int | None
         self.floor: float
         self.description: dict[str, Any]
+        self._read = self.config  # by which there are these rows and batches
+        self._splits: dict[tuple[str, int, int], SplitRows] = {}
+        self._batches: dict[tuple[str, int, int], EpochSampler] = {}
 
     @cached_property
     def corpus(self) -> PreparedCorpus:
@@ -124,7 +128,7 @@ class TextDataModule(pl.LightningDataModule):
         self.vocab_size, self.source_vocab = meta["vocab_size"], meta.get("source_vocab_size")
         rows = {split: self._rows(split) for split in meta["sizes"]}
         task = task_class(self.config.task)
-        self.evaluated = {split: self._evaluated(split, rows[split]) for split in self._limits()}
+        self.evaluated = {split: self._evaluated(split) for split in self._limits()}
         self.floor = self._floor(rows["valid"], self.evaluated.get("valid"))
         packing = task.describe(rows)
         for split, part in self.evaluated.items():
@@ -213,9 +217,20 @@ class TextDataModule(pl.LightningDataModule):
     def _rows(self, split: str) -> SplitRows:
         """Return a split as batches for this rank; only training depends on the run's seed."""
         seed = self.config.seed if split == "train" else None
-        rows, trainer = task_class(self.config.task).rows, self.trainer
-        rank, count = (0, 1) if trainer is None else (trainer.global_rank, trainer.world_size)
-        return rows(self.corpus, split, self.config, seed=seed, rank=rank, world_size=count)
+        _, rank, count = key = self._part(split)
+        if key not in self._splits:
+            rows = task_class(self.config.task).rows
+            made = rows(self.corpus, split, self.config, seed=seed, rank=rank, world_size=count)
+            self._splits[key] = made
+        return self._splits[key]
+
+    def _part(self, split: str) -> tuple[str, int, int]:
+        if self._read is not self.config:
+            self._read, self._splits, self._batches = self.config, {}, {}
+        trainer = self.trainer
+        return (
+            (split, 0, 1) if trainer is None else (split, trainer.global_rank, trainer.world_size)
+        )
 
     def _loader(self, split: str) -> ResumableLoader:
         if split not in self.corpus.meta["sizes"]:
@@ -223,10 +238,13 @@ class TextDataModule(pl.LightningDataModule):
         rows = self._rows(split)
         device = None if self.trainer is None else self.trainer.strategy.root_device
         gpu = device if device is not None and device.type == "cuda" else None
-        return ResumableLoader(rows, self._sampler(split, rows), self.config.num_workers, gpu)
+        return ResumableLoader(rows, self._sampler(split), self.config.num_workers, gpu)
 
-    def _sampler(self, split: str, rows: SplitRows) -> EpochSampler:
-        sampler = rows.sampler(self.config.tokens_per_batch)
+    def _sampler(self, split: str) -> EpochSampler:
+        key = self._part(split)
+        if key not in self._batches:
+            self._batches[key] = self._rows(split).sampler(self.config.tokens_per_batch)
+        sampler = copy(self._batches[key])  # a run asks for some of them often
         trained = self.trained if self.trainer is None else self.trainer.lightning_module
         if split == "train" and trained is not None:
             schedule: Any = getattr(trained, "schedule", None)
@@ -236,8 +254,8 @@ class TextDataModule(pl.LightningDataModule):
                 return warmed_up(sampler, schedule.batch_share, steps)
         return in_random_order(sampler) if split in self._limits() else sampler
 
-    def _evaluated(self, split: str, rows: SplitRows) -> np.ndarray:
-        batches = [part for _, part in self._sampler(split, rows)]
+    def _evaluated(self, split: str) -> np.ndarray:
+        batches = [part for _, part in self._sampler(split)]
         count = limited(len(batches), self._limits()[split])
         return np.concatenate(batches[: max(1, count)])  # Lightning refuses a share below one batch
 

@@ -78,7 +78,12 @@ def test_lightning_sets_the_epoch(make):
         assert sorted(i for rows in batches for i in rows) == list(range(60))
         assert len(batches) == len(epochs[0])
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-    assert run(make(), max_epochs=3).seen == model.seen
+    data = make()
+    one, other = data.train_dataloader(), data.train_dataloader()
+    one.sampler.set_epoch(2)
+    assert [rows.index.tolist() for rows in other] == epochs[0]
+    assert [rows.index.tolist() for rows in one] == epochs[2]
+    assert run(data, max_epochs=3).seen == run(data, max_epochs=3).seen == model.seen
     assert run(make(seed=2), max_epochs=3).seen != model.seen
 
 
