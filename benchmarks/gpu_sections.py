@@ -178,20 +178,33 @@ def against_eager(where: Where, name: str, tokens: int, how: dict[str, Any]) -> 
 
 
 def packed(where: Where) -> Found:
-    """The training step of a pack over that of one model: a causal LM in float32."""
+    """The training step of one model, compiled and in a pack: a causal LM in float32."""
     rates = where.rates()
     yield "rates", rates
     rate = rate_in_force(rates, where.device, bf16=False)
     how = replace(where.how, rounds=1 if where.dry else 7, rate=rate)
+    backend = {"backend": "eager"} if where.dry else {}
     for width in (16,) if where.dry else (64, 256, 512):
         sizes = {"width": width, "ff_dim": 4 * width, "heads": max(2, width // 16)}
         sizes |= {} if where.dry else {"vocabulary": 2000, "length": 64, "tokens": 1024}
         setting = replace(causal(where.setting(**sizes)), precision="32")
         contenders = [Contender("one model", partial(preset_work, setting, "pre_ln"))]
+        build = partial(compiled_work, setting, "pre_ln", backend)
+        contenders.append(Contender("one model, compiled", build))
         for models in (2,) if where.dry else (8, 32):
             build = partial(packed_work, setting, "pre_ln", models)
             contenders.append(Contender(f"pack of {models}", build))
         yield f"width {width}", compare(f"width {width}", contenders, how)
+
+
+def compiled_work(setting: Setting, preset: str, how: dict[str, Any]) -> Work:
+    """Return one training step of a model whose blocks are compiled."""
+    from lightning_app.training.module import compile_blocks
+
+    torch.manual_seed(1)
+    made = learner(setting, BlockConfig(preset=preset), batch_of(setting))
+    compile_blocks(made.model, **how)
+    return work(made, setting)
 
 
 def packed_work(setting: Setting, preset: str, models: int) -> Work:
@@ -317,7 +330,7 @@ class Section:
 SECTIONS: dict[str, Section] = {
     "tests": Section(gpu_tests, 90.0),
     "cells": Section(cells, 240.0),
-    "packed": Section(packed, 60.0),
+    "packed": Section(packed, 120.0),
     "steps": Section(steps, 70.0),
     "attention": Section(attention, 100.0),
     "compile": Section(compiled, 150.0),

@@ -1849,7 +1849,31 @@ MUTANTS = (
         'if c.outcome != "non_finite"] for cells in (own, other))',
         "if c.outcome] for cells in (own, other))",
     ),
+    mutant(
+        "failed runs are compared without the error of added seeds",
+        at("report/test_fine_tuning.py"),
+        "p=widened_p(row.p, grid.alpha)) for",
+        "p=row.p) for",
+    ),
+    mutant(
+        "a difference of BLEU has the interval of seeds that were planned",
+        at("report/test_comparison.py"),
+        "replace(widened(row, grid.alpha), values=())",
+        "replace(row, values=())",
+    ),
     # Tokens and rows.
+    mutant(
+        "the loaders of a split share the epoch",
+        BATCHES,
+        "sampler = copy(self._batches[key])",
+        "sampler = self._batches[key]",
+    ),
+    mutant(
+        "the preset of a plug-in is what it was at first",
+        at("blocks/test_checked.py"),
+        "return _checked(self, stack)",
+        "return _known(self, stack)",
+    ),
     mutant(
         "unknown text across two parts of a long line is two tokens",
         at("data/test_tokenizer.py"),

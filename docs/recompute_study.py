@@ -300,7 +300,9 @@ def dealt_p(bare: Sequence[int], warm: Sequence[int], runs: int, planned: int) -
     if min(len(bare), len(warm)) < LEAST:
         return NAN
     every, n, m, far, ways = [*bare, *warm], len(bare), len(warm), 0, 0
-    gap = abs(sum(bare) * m - sum(warm) * n)  # of the means, times n m: in whole numbers
+    gap = abs(
+        sum(bare) * m - sum(warm) * n
+    )  # the difference of the means times n m, in whole numbers
     for chosen in map(sum, combinations(every, n)):
         far += abs(chosen * m - (sum(every) - chosen) * n) >= gap
         ways += 1
@@ -686,7 +688,7 @@ def bleu_gain(arm: Arm, rate: float, ref: int | None) -> Row | None:
     sure = all(one(run.failed for run in runs) for runs in sides)
     row = Row(seeds=len(kept), cells=2 * len(kept), diverged=sum(map(failures, sides)))
     found = row.fill({s: b.bleu - a.bleu for s, a, b in kept}, interval=sure)
-    row.p = t_test(found)[2] if sure else NAN
+    row.p = seeds_p(found) if sure else NAN
     return row
 
 

@@ -68,11 +68,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             items=[item for item in items if item.get_closest_marker("gpu")]
         )
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
-    first = dict[tuple[Path, str], pytest.Item]()
-    for item in items:
-        if item.path.parent.name in ("blocks", "models") and isinstance(item, pytest.Function):
-            is_first = first.setdefault((item.path, item.originalname), item) is item
-            item.stash[CHECKED] = is_first or item.get_closest_marker("every_shape") is not None
     cases = [item for item in items if isinstance(item, pytest.Function) and _indices(item)]
     tested = defaultdict[tuple[Path, str], set[int]](set)
     drawn = defaultdict[tuple[Path, str], list[int]](list)
@@ -93,6 +88,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             )
         if slow:
             item.add_marker("slow")
+    first = dict[tuple[Path, str, bool], pytest.Item]()
+    for item in items:
+        if item.path.parent.name in ("blocks", "models") and isinstance(item, pytest.Function):
+            runs = item.get_closest_marker("slow") is None
+            is_first = first.setdefault((item.path, item.originalname, runs), item) is item
+            item.stash[CHECKED] = is_first or item.get_closest_marker("every_shape") is not None
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -104,16 +105,10 @@ def _indices(item: pytest.Function) -> dict[str, int]:
     return item.callspec.indices if hasattr(item, "callspec") else {}
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: a fifth of their time is spent waiting."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.hookimpl(tryfirst=True)  # before the fixtures of the test
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check shapes in the first case of each test of blocks and models: the others have the same
-    calls. Embed fonts only where a test asks for it."""
+    """Check shapes in the first case of each test of blocks and models: most other cases make the
+    same calls. Embed fonts only where a test asks for it."""
     jaxtyping.config.update("jaxtyping_disable", not item.stash.get(CHECKED, False))
     if sheet := sys.modules.get("lightning_app.report.figures.sheet"):
         # To embed the fonts of the report takes most of the time of a PDF file.

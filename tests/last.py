@@ -10,7 +10,7 @@ code: int | None = None
 
 @atexit.register
 def leave() -> None:
-    """End without taking the interpreter apart, which takes as long as many a test. Threads have
+    """Exit without finalizing the interpreter, which takes as long as many tests. Threads have
     ended, and all other exit functions have run."""
     if code is not None:
         sys.stdout.flush()

@@ -49,7 +49,7 @@ CASES = {
     "causal_lm": Case(
         "synthetic_lm.yaml",
         settings={
-            "data.evaluation_stride": 40,
+            "data.evaluation_stride": 60,
             "model.architecture.decoder_depth": 2,
             "data.tokenizer": "char",
             "model.schedule.kind": "cosine",

@@ -270,13 +270,14 @@ def serve(listener: socket.socket, modules: Iterable[str]) -> None:
     # `isinstance` would ask objects for their `__class__`, and those of torch may warn.
     for each in gc.get_objects():
         if type(each) is weakref.finalize:
-            each.atexit = False  # torch's libraries, which take as long as the rest of an end
+            each.atexit = False  # torch's libraries, which take as long as the rest of the exit
         elif type(each) is functools.cached_property and hasattr(each, "lock"):
             _cached.append(each)
     gc.freeze()
+    gc.set_threshold(5_000, 20, 50)  # as in the tests
     gc.enable()
 
-    forks = dict[int, int]()  # by pid: where to tell the end
+    forks = dict[int, int]()  # pid: the pipe on which to report its exit
 
     def reap(*_: object) -> None:
         """Send the exit codes and processor seconds of forks that have ended."""
@@ -317,7 +318,8 @@ def serve(listener: socket.socket, modules: Iterable[str]) -> None:
             forks[pid] = status
             os.close(out)
             os.close(err)
-            os.write(status, f"{pid}\n".encode())
+            with suppress(BrokenPipeError):
+                os.write(status, f"{pid}\n".encode())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     for name in (path, f"{path}.lock"):
         with suppress(FileNotFoundError):
@@ -325,7 +327,7 @@ def serve(listener: socket.socket, modules: Iterable[str]) -> None:
 
 
 def become(request: dict, out: int, err: int) -> NoReturn:
-    """Run like a process that `python` started, to its exit functions."""
+    """Run like a process that `python` started, up to and including its exit functions."""
     os.setsid()
     os.dup2(out, 1)
     os.dup2(err, 2)

@@ -257,7 +257,7 @@ def corrected(
     `alpha`: under 5 % if seeds were added by results, so that all intervals are wider and all p
     values larger.
     """
-    rows = [_at(row, alpha) for row in rows]
+    rows = [widened(row, alpha) for row in rows]
     found, places = list(rows), dict[Hashable, list[int]]()
     for place, row in enumerate(rows):
         places.setdefault(family(row), []).append(place)
@@ -284,14 +284,19 @@ def corrected(
     return found
 
 
-def _at(row: Row, alpha: float) -> Row:
+def widened(row: Row, alpha: float) -> Row:
+    """The row with the interval and the p value of an error of `alpha` (`Estimate`)."""
     if alpha == ALPHA:
         return row
     low, high = row.low, row.high
     if not math.isnan(low):
         low, high, _ = t_interval([value for _, value in row.values], 1 - alpha)
-    p = float(np.minimum(1.0, row.p * ALPHA / alpha))  # NaN stays NaN
-    return replace(row, low=low, high=high, p=p, alpha=alpha)
+    return replace(row, low=low, high=high, p=widened_p(row.p, alpha), alpha=alpha)
+
+
+def widened_p(p: float, alpha: float) -> float:
+    """`min(1, 0.05 p / alpha)`: under 5 % where `p` is under `alpha`."""
+    return float(np.minimum(1.0, p * ALPHA / alpha))  # NaN stays NaN
 
 
 def within(row: Estimate, limit: float) -> bool:

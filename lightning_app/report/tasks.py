@@ -43,6 +43,8 @@ from lightning_app.report.statistics import (
     of_seeds,
     seeds_interval,
     seeds_p,
+    widened,
+    widened_p,
     wilson_interval,
 )
 from lightning_app.scores.task_facts import (
@@ -262,7 +264,8 @@ def failure_tests(grid: GridResults) -> list[FailureTest]:
     axes = {WARMUP: 0} if grid.varies(WARMUP) and 0 in grid.warmups else {}
     others = (axis for axis in grid.compare if not axis.startswith(grid.wiring))
     axes |= {axis: grid.compare[axis] for axis in others if axis not in EVALUATION}
-    tests = [row for axis, base in axes.items() for row in _tests(grid, axis, base)]
+    found = [row for axis, base in axes.items() for row in _tests(grid, axis, base)]
+    tests = [replace(row, p=widened_p(row.p, grid.alpha)) for row in found]
     corrected = holm_values([row.p for row in tests]).tolist()
     return [replace(row, p_holm=p) for row, p in zip(tests, corrected, strict=True)]
 
@@ -595,7 +598,8 @@ def bleu_scores(grid: GridResults) -> list[Score]:
             tested = [_over_sentences(*pair) for pair in pairs[:left]]
             left -= len([p for p in tested if p is not None])
             where = {"group": group, "lr": lr, "variant": variant}
-            found.append(Score(score="bleu", **where, **_bleu_over_seeds(pairs, tested)))
+            row = Score(score="bleu", **where, **_bleu_over_seeds(pairs, tested))
+            found.append(replace(widened(row, grid.alpha), values=()))
     return found
 
 
@@ -607,7 +611,7 @@ def _bleu_over_seeds(
     mixed = not all(ended_alike(arm) for arm in failed)
     seeds = [cells[0].seed or 0 for cells in pairs]
     found = of_seeds(dict(zip(seeds, changes, strict=True)), sure=not mixed, decides=False)
-    each, few = found.pop("values"), len(pairs) < FEW_SEEDS or mixed
+    each, few = found["values"], len(pairs) < FEW_SEEDS or mixed
     notes = ["stalls are mixed, so no interval over seeds"] if mixed else []
     shown = [
         f"{cells[0].seed}: {value:.3f}"

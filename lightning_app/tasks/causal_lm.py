@@ -197,11 +197,12 @@ class CausalRows:
         )
 
     def _drawn(self, epoch: int) -> np.ndarray:
-        if self._last_drawn[0] != epoch:
+        drawn = self._last_drawn  # another loader may replace it
+        if drawn[0] != epoch:
             random = np.random.default_rng((self._seed or 0, epoch, 1))
             begins = random.integers(len(self.ids) - self.window + 1, size=len(self))
-            self._last_drawn = epoch, begins
-        return self._last_drawn[1]
+            self._last_drawn = drawn = epoch, begins
+        return drawn[1]
 
     def _documents(self, places: np.ndarray) -> Tensor | None:
         """Return the number of the document of the tokens at `places`, from 0."""

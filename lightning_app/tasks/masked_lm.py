@@ -407,9 +407,10 @@ class PairRows(MaskedSplit):
     def spans(self, epoch: int) -> Spans:
         """Return the pairs of an epoch, in the order of the text."""
         epoch = 0 if self._seed is None else epoch
-        if self._drawn[0] != epoch:
-            self._drawn = (epoch, self._draw(epoch))
-        return self._drawn[1]
+        drawn = self._drawn  # another loader may replace it
+        if drawn[0] != epoch:
+            self._drawn = drawn = epoch, self._draw(epoch)
+        return drawn[1]
 
     def sampler(self, tokens_per_batch: int) -> EpochSampler:
         """Return the batches of an epoch; those of epoch 0 have at most that many tokens."""

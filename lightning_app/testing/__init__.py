@@ -9,7 +9,6 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +20,6 @@ from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.linear import SpectralLinear
 from lightning_app.blocks.masks import Mask, causal_mask
 from lightning_app.blocks.presets import PRESETS
-from lightning_app.blocks.presets.registry import Preset
 from lightning_app.blocks.stack import Stack, StackSpec
 from lightning_app.core.errors import UserError
 from lightning_app.models.heads import (
@@ -247,19 +245,12 @@ def inputs_of(model: nn.Module) -> tuple[Tensor, ...]:
     return (tokens,) if isinstance(model, CausalLanguageModel) else (tokens, torch.arange(5))
 
 
-@lru_cache(maxsize=2)
-def _built(build: Callable[[str], Any], preset: Preset) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        return randomise(build(preset.name))
-
-
 def _translator(preset: str) -> EncoderDecoder:
-    """Return a model that all checks share: building one takes longer than a check."""
-    return _built(translator, PRESETS[preset]).eval()
+    return randomise(translator(preset)).eval()
 
 
-def _causal(preset: str) -> CausalLanguageModel:
-    return _built(causal_model, PRESETS[preset]).eval()
+def _causal(preset: str, **changes: Any) -> CausalLanguageModel:
+    return randomise(causal_model(preset, **changes)).eval()
 
 
 def _other_words(tokens: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ class TextDataModule(pl.LightningDataModule):
         self.source_vocab: int | None
         self.floor: float
         self.description: dict[str, Any]
-        self._read = self.config  # by which there are these rows and batches
+        self._made_of: tuple[Any, Any] = (None, None)  # the config and the corpus of what is kept
         self._splits: dict[tuple[str, int, int], SplitRows] = {}
         self._batches: dict[tuple[str, int, int], EpochSampler] = {}
 
@@ -225,8 +225,8 @@ class TextDataModule(pl.LightningDataModule):
         return self._splits[key]
 
     def _part(self, split: str) -> tuple[str, int, int]:
-        if self._read is not self.config:
-            self._read, self._splits, self._batches = self.config, {}, {}
+        if self._made_of[0] is not self.config or self._made_of[1] is not self.corpus:
+            self._made_of, self._splits, self._batches = (self.config, self.corpus), {}, {}
         trainer = self.trainer
         return (
             (split, 0, 1) if trainer is None else (split, trainer.global_rank, trainer.world_size)
@@ -244,7 +244,7 @@ class TextDataModule(pl.LightningDataModule):
         key = self._part(split)
         if key not in self._batches:
             self._batches[key] = self._rows(split).sampler(self.config.tokens_per_batch)
-        sampler = copy(self._batches[key])  # a run asks for some of them often
+        sampler = copy(self._batches[key])  # each loader sets its own epoch
         trained = self.trained if self.trainer is None else self.trainer.lightning_module
         if split == "train" and trained is not None:
             schedule: Any = getattr(trained, "schedule", None)

@@ -41,7 +41,7 @@ def test_a_dry_run_measures_every_section(tmp_path: Path) -> None:
     assert len(list((tmp_path / "restored" / "packs" / "runs").glob("*/result.json"))) == 8
     assert {each["cells"] for each in sections["cells"]["results"].values()} == {2}
     stacked = sections["packed"]["results"]["width 16"]["results"]
-    assert [each["name"] for each in stacked] == ["one model", "pack of 2"]
+    assert [each["name"] for each in stacked] == ["one model", "one model, compiled", "pack of 2"]
     assert found["dry_run"] is True
     for field in ("commit", "command", "device", "driver", "versions", "started", "cuda"):
         assert field in found

@@ -109,9 +109,12 @@ def test_a_preset_is_checked(what: str) -> None:
     assert f"preset 'mine' ({__file__}, line " in str(found.value)
 
 
-def test_a_preset_may_build_on_another() -> None:
-    built = made(lambda stack: replace(PRESETS["pre_ln"](stack), embedding_gain=0.5))(PLACE)
+def test_a_preset_may_build_on_another_and_read_what_changes() -> None:
+    gains = iter((0.5, 0.25))
+    mine = made(lambda stack: replace(PRESETS["pre_ln"](stack), embedding_gain=next(gains)))
+    built = mine(PLACE)
     assert type(built.blocks[0]) is BlockSpec
+    assert (built.embedding_gain, mine(PLACE).embedding_gain) == (0.5, 0.25)
 
 
 @pytest.mark.parametrize(

@@ -495,6 +495,11 @@ def test_bleu_is_compared_over_seeds_and_over_sentences(make_grid, outcome):
     whole = read_results(grid.folder)
     two = replace(whole, cells=tuple(cell for cell in whole.cells if cell.seed != 3))
     assert all(math.isnan(score.p) for score in bleu_scores(two))
+    change(grid, until={"half_width": 0.1, "most_seeds": 9})  # an error of 3 %
+    (wider,) = (s for s in bleu_scores(read_results(grid.folder)) if s.variant == "pre_ln")
+    ends = stats.t.interval(0.97, 2, np.mean(changes), stats.sem(changes))
+    assert (wider.low, wider.high) == pytest.approx(ends)
+    assert wider.p == pytest.approx(min(1.0, found["pre_ln"].p * 5 / 3))
     # Half of the sentences lost their end: no shuffling of the two systems does that by chance.
     assert found["pre_ln"].note == "p over sentences, by seed 1: 0.001, 2: 0.001, 3: 0.001"
     assert "so no interval" in found["post_ln"].note or found["post_ln"].low < changes[0]

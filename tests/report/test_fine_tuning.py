@@ -177,6 +177,8 @@ def test_failures_are_compared_by_whole_seeds_and_cautions_come_first(grid: Grid
     assert (test.axis, test.value, test.baseline) == (WARMUP, "60", "0")
     assert (test.failed, test.runs, test.baseline_failed, test.baseline_runs) == (0, 10, 3, 10)
     assert (test.p, test.p_holm, test.strata) == pytest.approx((42 / 252, 42 / 252, 2))
+    (looked_at,) = failure_tests(replace(grid, alpha=0.03))
+    assert looked_at.p_holm == pytest.approx(42 / 252 * 5 / 3)
     assert test.difference == pytest.approx(-(0.4 + 0.2) / 2)
     found = dict(messages(limits(grid)))
     places = [[*found].index(f"limits.{name}") for name in ("dev_set", "failures", "budget")]

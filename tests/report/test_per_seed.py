@@ -116,8 +116,12 @@ def ends_of(variant: str, warmup: int, seed: int) -> list[float]:
 def studies(tmp_path: Path) -> FakeGrid:
     every = sorted({rate for seed in range(1, 6) for rate in rates(seed)})
     axes = {PRESET: ["post_ln", "pre_ln"], WARMUP: [0, 60], SEED: [1, 2, 3, 4, 5], RATE: every}
-    fake = FakeGrid(tmp_path / "studies", loss, axes)
-    keep(fake, lambda at: at[RATE] in rates(at[SEED]))
+
+    def tried(at: Mapping[str, Any]) -> bool:
+        return at[RATE] in rates(at[SEED])
+
+    fake = FakeGrid(tmp_path / "studies", lambda at: loss(at) if tried(at) else "waiting", axes)
+    keep(fake, tried)
     change(fake, search=SEARCH)
     return fake
 

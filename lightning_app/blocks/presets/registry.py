@@ -96,11 +96,11 @@ class Preset:
             ValueError: for a meaningless combination, and for a mistake in the preset of a
                 plug-in, with its file and line.
         """
+        if self.build.__module__.startswith(__name__.partition(".")[0] + "."):
+            return _known(self, stack)
         try:
-            return _built(self, stack)
+            return _checked(self, stack)
         except (Exception, SystemExit) as error:
-            if self.build.__module__.startswith(__name__.partition(".")[0] + "."):
-                raise
             is_said = isinstance(error, ValueError) or "UserError" in type(error).__name__
             message = str(error) if is_said else f"{type(error).__name__}: {error}"
             raise ValueError(f"preset '{self.name}' ({self._place(error)}): {message}") from error
@@ -126,13 +126,17 @@ class Preset:
         return f"the authors' code also trains {self.differs}; here with {axes}"
 
 
-@lru_cache(maxsize=256)  # building and checking take a quarter of the time of a small model
-def _built(preset: Preset, stack: Stack) -> StackSpec:
+def _checked(preset: Preset, stack: Stack) -> StackSpec:
     spec = preset.build(stack)
     check_spec(spec, StackSpec, "its value")
     if spec.depth != stack.depth:
         raise ValueError(f"it has {spec.depth} blocks in a stack of {stack.depth}")
     return spec
+
+
+# To build and check a specification takes a quarter of the time of a small model. Presets of
+# plug-ins are not kept: they may read something that changes.
+_known = lru_cache(maxsize=256)(_checked)
 
 
 PRESETS: Registry[Preset] = Registry("model.block.preset", resolved=True)

@@ -20,6 +20,7 @@ class Drawn:
     def __init__(self, folder: Path, out: Path, kinds: Collection[str]) -> None:
         """Draw the figures of these kinds, or all."""
         self.out, drawing = out, write._draw
+        assert {*kinds} <= {kind.name for kind in write.KINDS}
 
         def draw(kind: FigureKind, *of: Any) -> list[FigureFiles]:
             return drawing(kind, *of) if kind.name in kinds or not kinds else []
@@ -42,7 +43,7 @@ class Drawn:
 
 @pytest.fixture
 def draw(tmp_path: Path) -> Callable[..., Drawn]:
-    """`draw(folder, KIND, ...)` draws the grid in `folder`, without a kind all of its figures;
+    """`draw(folder, KIND, ...)` draws the grid in `folder`, all of its figures if no kind is given;
     `out` names another folder for them."""
     return lambda folder, *kinds, out="figures": Drawn(folder, tmp_path / out, kinds)
 

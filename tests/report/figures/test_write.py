@@ -22,7 +22,7 @@ LINK = "{http://www.w3.org/1999/xlink}href"
 @pytest.mark.pdf_files
 def test_same_runs_same_bytes(make_grid, draw, outcome):
     folder = make_grid(outcome, {SEED: [1, 2], WARMUP: [0, 60], RATE: [1e-3, 4e-3]}).folder
-    first, second = draw(folder, "first"), draw(folder, "second")
+    first, second = draw(folder, out="first"), draw(folder, out="second")
     assert first.names == second.names != []
     for name in first.names:
         for suffix in (".svg", ".pdf", ".csv"):
