@@ -38,7 +38,7 @@ CHECKED = pytest.StashKey[bool]()
 jaxtyping.install_import_hook(SHAPED, "beartype.beartype")
 jaxtyping.config.update("jaxtyping_disable", True)  # while tests are collected
 # How long an example takes depends on what else runs.
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("untimed")
 gc.disable()  # until then: almost nothing of what is imported is garbage
 
@@ -124,7 +124,7 @@ def interrupts() -> None:
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)  # `torch.manual_seed` asks for all kinds of devices
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ every_preset = pytest.mark.parametrize("preset", PRESETS)
 every_task = pytest.mark.parametrize("task", ["translation", "masked_lm"])
 
 
-@pytest.mark.in_turn(5)
+@pytest.mark.in_turn(8)
 @every_preset
 @every_task
 def test_some_steps(tmp_path: Path, cache: str, preset: str, task: str) -> None:

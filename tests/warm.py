@@ -45,12 +45,10 @@ MODULES = (
     *("sacrebleu", "datasets", "lightning_app.config.config", "lightning_app.tasks.translation"),
     *("lightning_app.core.schema", "lightning_app.training.run", "lightning_app.commands.grid"),
     *("lightning_app.grids.supervisor", "lightning_app.report.write"),
-    *("lightning_app.report.figures.sheet", "lightning_app.cli"),
+    *("lightning_app.report.figures.sheet", "lightning_app.cli", "scipy.special"),
 )
 WITHOUT_TORCH = ("lightning_app.commands.grid", "lightning_app.grids.supervisor")
 """What a supervisor imports: its forks need a third of the memory, which takes time to copy."""
-SEARCHING = (*WITHOUT_TORCH, "lightning_app.config.config", "scipy.special")
-"""A plan of a search asks the schema for the types of its fields, which imports torch."""
 SIZE = 1 << 20  # the maximum of bytes of a request
 ROOM = 1 << 15  # bytes for the environment of a process
 SERVER = "import tests.last; from tests.warm import main; main()"

@@ -21,7 +21,7 @@ SLOW = {"joint", "xiong_small", "warmup_lm"}
 
 
 @pytest.mark.parametrize("path", [*BASES, *GRIDS], ids=lambda path: path.stem)
-@pytest.mark.in_turn(6)
+@pytest.mark.in_turn(12)
 def test_a_shipped_file_has_its_settings_and_ids(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ class World:
         """Start a supervisor as the leader of a process group of its own."""
         text = self.grid.read_text() if self.grid.is_file() else ""
         searches = "\nsearch:" in text or "\nrefine:" in text
-        modules = warm.SEARCHING if searches else warm.WITHOUT_TORCH
+        modules = warm.MODULES if searches else warm.WITHOUT_TORCH
         words = self.arguments(*options, workers=workers)
         process = warm.start(words, environment=self.environment, modules=modules)
         self.supervisors.append(process)

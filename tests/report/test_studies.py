@@ -62,6 +62,7 @@ def test_code_that_shares_nothing_with_the_package_gives_its_numbers(study: Path
     assert oracle.check(study) == []
 
 
+@pytest.mark.in_turn(5)
 def test_its_page_is_short_and_names_no_machine(study: Path) -> None:
     page = (study / "README.md").read_text(encoding="utf-8")
     assert page.count("\n") <= MOST_LINES
