@@ -115,7 +115,7 @@ def test_status_of_another_grid(capsys, folder: Path) -> None:
 def test_a_shell_without_utf8(folder: Path) -> None:
     """Names are read and shown as they are, where Python's own UTF-8 mode is off."""
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    words = [sys.executable, "-m", "lightning_app", "blocks", "größe →"]
+    words = [sys.executable, "-m", "lightning_app", "status", "größe →"]
     command = [word.encode() for word in words]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 2

@@ -8,6 +8,7 @@ fails.
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -213,9 +214,13 @@ def check_preset(
     _ = PRESETS[preset]
     if isinstance(kinds, str) or not kinds or not {*kinds} <= {*KINDS}:
         raise UserError(f"kinds: expected some of {', '.join(KINDS)}, found {kinds!r}")
-    for check in CHECKS:
-        if check.kind in kinds:
-            check(preset)
+    token = _KEPT.set({})
+    try:
+        for check in CHECKS:
+            if check.kind in kinds:
+                check(preset)
+    finally:
+        _KEPT.reset(token)
 
 
 @contextmanager
@@ -245,12 +250,27 @@ def inputs_of(model: nn.Module) -> tuple[Tensor, ...]:
     return (tokens,) if isinstance(model, CausalLanguageModel) else (tokens, torch.arange(5))
 
 
+_KEPT: ContextVar[dict[Any, nn.Module] | None] = ContextVar("kept", default=None)
+
+
+def _kept(build: Callable[[str], nn.Module], preset: str) -> Any:
+    """Return a model that the checks of one `check_preset` share: to build it takes longer."""
+    kept = _KEPT.get()
+    if kept is None or (build, preset) not in kept:
+        with torch.random.fork_rng(devices=[]):
+            made = randomise(build(preset))
+        if kept is None:
+            return made.eval()
+        kept[build, preset] = made
+    return kept[build, preset].eval()
+
+
 def _translator(preset: str) -> EncoderDecoder:
-    return randomise(translator(preset)).eval()
+    return _kept(translator, preset)
 
 
-def _causal(preset: str, **changes: Any) -> CausalLanguageModel:
-    return randomise(causal_model(preset, **changes)).eval()
+def _causal(preset: str) -> CausalLanguageModel:
+    return _kept(causal_model, preset)
 
 
 def _other_words(tokens: Tensor) -> Tensor:

@@ -11,9 +11,8 @@ from lightning_app.blocks.attention import ProjectionGains, ShapingSpec
 from lightning_app.blocks.config import BlockConfig
 from lightning_app.blocks.presets import PRESETS
 from lightning_app.blocks.residual import Gain
-from lightning_app.testing import CHECKS, check_cached_text
+from lightning_app.testing import check_cached_text, check_preset
 from tests import tiny
-from tests.noted import noted
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -23,9 +22,7 @@ every_preset = pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.all_presets
 @every_preset
 def test_every_preset_keeps_every_promise(preset: str) -> None:
-    for check in CHECKS:
-        with noted(check.kind, check.name):
-            check(preset)
+    check_preset(preset)
 
 
 def linear(n: int, m: int) -> int:
