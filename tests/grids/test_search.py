@@ -110,6 +110,7 @@ def test_whole_numbers_and_steps() -> None:
     for low, high, step, points in (
         (1, 8, 4, [1, 5]),
         (1, 10, 6, [1, 7]),
+        (0, 19, 4, [0, 4, 12, 16]),
         (0.0, 1.0, 0.6, [0.0, 0.6]),
         (0.0, 0.3, 0.1, pytest.approx([0.0, 0.1, 0.2, 0.3])),
     ):

@@ -183,7 +183,6 @@ def report(make_grid: Any, name: str) -> Path:
     return written(read_results(fake.folder))
 
 
-@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", GRIDS)
 def test_every_score_and_mean_of_a_report_is_recomputed(make_grid: Any, oracle, name: str) -> None:
     folder = report(make_grid, name)
