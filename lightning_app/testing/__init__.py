@@ -254,7 +254,7 @@ _KEPT: ContextVar[dict[Any, nn.Module] | None] = ContextVar("kept", default=None
 
 
 def _kept(build: Callable[[str], nn.Module], preset: str) -> Any:
-    """Return a model that the checks of one `check_preset` share: to build it takes longer."""
+    """Return a model that the checks of one `check_preset` share; building takes longest."""
     kept = _KEPT.get()
     if kept is None or (build, preset) not in kept:
         with torch.random.fork_rng(devices=[]):

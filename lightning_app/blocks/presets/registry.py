@@ -134,8 +134,8 @@ def _checked(preset: Preset, stack: Stack) -> StackSpec:
     return spec
 
 
-# To build and check a specification takes a quarter of the time of a small model. Presets of
-# plug-ins are not kept: they may read something that changes.
+# Building and checking a specification takes a quarter of the time of building a small model.
+# Presets of plug-ins are not kept: they may read something that changes.
 _known = lru_cache(maxsize=256)(_checked)
 
 
